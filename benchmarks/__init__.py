@@ -1,0 +1,1 @@
+"""Benchmarks: named graphs, peers in the same run, records and their report."""

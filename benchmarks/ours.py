@@ -1,0 +1,40 @@
+"""The measured library, called as a user calls it: with a plain ``edge_index``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.graphs import BenchGraph
+
+
+def spmm(edge_index: Tensor, x: Tensor, reduce: str, **options: Any) -> Tensor:
+    """Aggregate x over the edges."""
+    from pyg_tiga import functional
+
+    return functional.spmm(edge_index, x, reduce=reduce, **options)
+
+
+def sage_conv(in_channels: int, out_channels: int) -> torch.nn.Module:
+    """A mean SAGEConv."""
+    from pyg_tiga.nn import SAGEConv
+
+    return SAGEConv(in_channels, out_channels)
+
+
+def relation_bytes(graph: BenchGraph) -> int:
+    """Bytes that the memo holds for the graph."""
+    from pyg_tiga.relation.memo import relation_of
+
+    size = graph.num_nodes
+    relation = relation_of(graph.edge_index, size, size, "source_to_target")
+    return relation.nbytes()
+
+
+def release(graph: BenchGraph) -> None:
+    """Let the memo give the graph up."""
+    import pyg_tiga
+
+    pyg_tiga.forget(graph.edge_index)

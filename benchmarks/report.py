@@ -1,0 +1,98 @@
+"""Writes docs/results.md from the result files: ``python -m benchmarks.report``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.gates import Verdict, evaluate
+from benchmarks.records import RESULTS, Record, Run
+from benchmarks.tables import comparison_table, failures_table, number, table
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "results.md"
+HEAD = """# Results
+
+Written by `python -m benchmarks.report` from `benchmarks/results/`; not edited by hand.
+
+Ours and its peers ran in one process, warm, on graphs with their true tails and on a
+seed that tuned nothing. Times are medians. A ratio is the best peer's time over ours;
+in brackets stands its low bound, the low end of the peer's 95 % interval over the
+high end of ours. It counts as a win when that bound is above 1. "Over floor" is our
+time over that of the gathers alone at the measured copy bandwidth. Peak memory is
+above the inputs and the cached relation. Rows noted `eager` repeat a launch-bound
+case, timed by CUDA-graph replay in the row above, as plain calls.
+
+To measure again: `python -m benchmarks.run --all` on the device.
+"""
+
+
+def target_table(verdicts: Sequence[Verdict]) -> str:
+    """The targets with what was measured, by the low bound."""
+    rows = [
+        [
+            v.target.text,
+            v.target.level,
+            f"{'≤' if v.at_most else '≥'} {v.target.bound:g}",
+            number(v.value),
+            v.word,
+        ]
+        for v in verdicts
+    ]
+    return table(("target", "level", "bound", "measured", ""), rows)
+
+
+def accuracy_lines(records: Sequence[Record]) -> list[str]:
+    """One sentence for each accuracy record of ours."""
+    lines = []
+    for r in records:
+        if "diff" in r.extra:
+            e = r.extra
+            lines.append(
+                f"Accuracy, {r.case}: {e['accuracy']:.2f} %; paired difference to "
+                f"PyG's layer {e['diff']:+.2f} points, 95 % interval "
+                f"{e['diff_low']:+.2f} to {e['diff_high']:+.2f}."
+            )
+    return lines
+
+
+def section(name: str, run: Run) -> str:
+    """One result file: its environment, its table, its failures."""
+    bandwidth = f", copy {run.copy_gb_s:,.0f} GB/s" if run.copy_gb_s else ""
+    environment = (
+        f"{run.device}, torch {run.torch}, Triton {run.triton or '-'}, PyG "
+        f"{run.pyg or '-'}, commit {run.commit}, {run.date[:10]}, seed {run.seed}"
+        f"{bandwidth}."
+    )
+    parts = [f"## {name}", environment, comparison_table(run.records)]
+    parts += accuracy_lines(run.records)
+    failed = failures_table(run.records)
+    return "\n\n".join([*parts, failed] if failed else parts)
+
+
+def load_runs(results: Path) -> dict[str, Run]:
+    """Every result file by ``<device>, <file name>``."""
+    files = sorted(results.glob("*/*.json"))
+    return {f"{path.parent.name}, {path.stem}": Run.load(path) for path in files}
+
+
+def document(runs: dict[str, Run]) -> str:
+    """The whole report."""
+    targets = target_table(evaluate(list(runs.values())))
+    sections = [section(name, run) for name, run in runs.items()]
+    return "\n\n".join([HEAD.strip(), "## Targets", targets, *sections]) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the report."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--to", type=Path, default=DOCUMENT)
+    options = parser.parse_args(arguments)
+    options.to.parent.mkdir(parents=True, exist_ok=True)
+    options.to.write_text(document(load_runs(options.results)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

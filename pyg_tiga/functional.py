@@ -1,0 +1,239 @@
+"""Public functions on tensors and relations.
+
+A relation is anything that says which source sends to which destination: a
+:class:`pyg_tiga.Graph`, a plain ``edge_index``, a PyG ``EdgeIndex`` or ``SparseTensor``,
+or a torch sparse tensor (the last three as PyG's ``adj_t``: rows are destinations).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_tiga.ops import bodies
+from pyg_tiga.ops.bodies import last_plan
+from pyg_tiga.ops.eager import EAGER
+from pyg_tiga.ops.library import LIBRARY, Handle
+from pyg_tiga.planner import Plan, plan
+from pyg_tiga.relation.graph import Graph
+from pyg_tiga.relation.memo import handle_of, relation_of, relation_of_adj
+
+__all__ = ["last_plan", "plan_spmm", "sddmm", "spmm", "spmm_csr"]
+
+_SUMS = {"sum": "none", "add": "none", "mean": "dst"}
+_EXTREMA = ("max", "min")
+_TIES = ("split", "first")
+
+Relation = Any  # Graph, [2, E] tensor, EdgeIndex, SparseTensor or torch sparse tensor
+Size = tuple[int | None, int | None] | None
+
+
+def spmm(
+    relation: Relation,
+    x: Tensor,  # [..., N_src, F]
+    weight: Tensor | None = None,  # [E]
+    reduce: str = "sum",
+    *,
+    size: Size = None,
+    flow: str = "source_to_target",
+    ties: str = "split",
+) -> Tensor:
+    r"""Aggregate source features over the edges of each destination.
+
+    .. math::
+        \mathbf{y}_i = \bigoplus_{e = (j \to i)} w_e \, \mathbf{x}_j
+
+    Nothing with one row per edge is formed where a fused kernel runs; see
+    :func:`plan_spmm`. Half-precision inputs accumulate in float32.
+
+    Args:
+        relation: Which source sends to which destination; see the module's text.
+        x: Source features ``[..., N_src, F]``, or ``[N_src]`` for one column.
+        weight: Edge weights ``[E]`` in the relation's own edge order. Stored values of
+            a sparse relation are used where none are given.
+        reduce: ``"sum"`` (or ``"add"``), ``"mean"`` (over the number of edges, also
+            with weights), ``"max"`` or ``"min"``. Rows without edges give 0.
+        size: ``(N_src, N_dst)`` of a plain ``edge_index``; by default both are N_src.
+        flow: As in PyG, for a plain ``edge_index``.
+        ties: Who gets the gradient where several edges reach a maximum: ``"split"``
+            among them evenly, as PyTorch's ``scatter_reduce``, or the ``"first"``.
+
+    Returns:
+        ``[..., N_dst, F]`` in the dtype of ``x``, promoted with that of ``weight``.
+
+    Raises:
+        ValueError: A shape, size, device, option or index that does not fit.
+        TypeError: A relation or operand of the wrong type.
+        UnsupportedError: A pinned implementation refuses the problem.
+    """
+    if x.dim() == 1:
+        out = spmm(
+            relation, x.unsqueeze(1), weight, reduce, size=size, flow=flow, ties=ties
+        )
+        return out.squeeze(1)
+    _check_options(reduce, ties)
+    call, related = _road(relation, x, size, flow)
+    weight = related.value if weight is None else weight
+    _check_operands(related, x, weight)
+    if x.dim() == 2:
+        return _aggregate(call, related, x, weight, reduce, ties)
+    # A batch of features on one graph is one wider feature: [B, N, F] -> [N, B F].
+    lead = x.shape[:-2]
+    wide = x.movedim(-2, 0).reshape(x.size(-2), -1)
+    out = _aggregate(call, related, wide, weight, reduce, ties)
+    return out.view(out.size(0), *lead, x.size(-1)).movedim(0, -2).contiguous()
+
+
+def sddmm(
+    relation: Relation,
+    a: Tensor,  # [N_dst, F]
+    b: Tensor,  # [N_src, F]
+    *,
+    flow: str = "source_to_target",
+) -> Tensor:
+    r"""Dot product of the two ends of every edge (sampled dense-dense product).
+
+    .. math::
+        s_e = \sum_f a_{if} \, b_{jf} \quad \text{for } e = (j \to i)
+
+    Args:
+        relation: Which source sends to which destination; see the module's text.
+        a: Destination features ``[N_dst, F]``.
+        b: Source features ``[N_src, F]``.
+        flow: As in PyG, for a plain ``edge_index``.
+
+    Returns:
+        ``[E]`` in the relation's own edge order.
+
+    Raises:
+        ValueError: A shape, size, device or index that does not fit.
+    """
+    size = (b.size(0), a.size(0))
+    call, related = _road(relation, b, size, flow)
+    _check_operands(related, b, None)
+    if a.dim() != 2 or a.size(0) != related.num_dst or a.size(1) != b.size(1):
+        raise ValueError(
+            f"'a' must have shape [num_dst, F] = [{related.num_dst}, {b.size(1)}] "
+            f"(got {list(a.shape)})"
+        )
+    if a.device != b.device:
+        raise ValueError(f"'a' and 'b' must be on one device (got {a.device}, {b.device})")
+    return call.sddmm(related, a, b, "none")
+
+
+def spmm_csr(
+    crow: Tensor,  # [N + 1]
+    col: Tensor,  # [E]
+    val: Tensor | None,  # [E]
+    x: Tensor,  # [N_src, F]
+) -> Tensor:
+    """Product of a CSR matrix with a dense one; rows are destinations. CPU and CUDA.
+
+    Args:
+        crow: Row pointers ``[N_dst + 1]``.
+        col: Source of each edge, ``[E]``.
+        val: Edge values ``[E]``; ``None`` stands for ones.
+        x: Dense operand ``[N_src, F]``.
+
+    Returns:
+        ``[N_dst, F]``.
+
+    Raises:
+        ValueError: Malformed pointers, or an index outside of [0, N_src).
+    """
+    return spmm(Graph.from_csr(crow, col, num_src=x.size(-2)), x, val)
+
+
+def plan_spmm(
+    relation: Relation,
+    x: Tensor,  # [N_src, F]
+    weight: Tensor | None = None,  # [E]
+    reduce: str = "sum",
+    *,
+    size: Size = None,
+    flow: str = "source_to_target",
+    ties: str = "split",
+) -> Plan:
+    """The plan that :func:`spmm` would run, without running it."""
+    _check_options(reduce, ties)
+    graph = _graph(relation, x, size, flow)
+    weight = graph.value if weight is None else weight
+    if reduce in _SUMS:
+        return plan(bodies.spmm_problem(graph, x, weight, _SUMS[reduce]))
+    wanted = ties if torch.is_grad_enabled() and x.requires_grad else "none"
+    weighted = weight is not None
+    return plan(bodies.extremum_problem(graph, x, reduce, wanted, weighted))
+
+
+def _aggregate(
+    call: Any, related: Any, x: Tensor, weight: Tensor | None, reduce: str, ties: str
+) -> Tensor:
+    if reduce in _SUMS:
+        return call.spmm(related, x, weight, _SUMS[reduce])
+    if weight is None:
+        return call.extremum(related, x, reduce, ties)
+    graph = related.graph() if isinstance(related, Handle) else related
+    return bodies.weighted_extremum(graph, x, weight, reduce, ties)
+
+
+def _road(relation: Relation, x: Tensor, size: Size, flow: str) -> tuple[Any, Any]:
+    """The functions to call, and the relation in the form that they take."""
+    if not torch.compiler.is_compiling():
+        return EAGER, _graph(relation, x, size, flow)
+    if _is_edge_list(relation):
+        return LIBRARY, Handle(*handle_of(relation, *_sizes(x, size), flow))
+    graph = _graph(relation, x, size, flow)
+    return LIBRARY, Handle(*graph.handle(), value=graph.value)
+
+
+def _graph(relation: Relation, x: Tensor, size: Size, flow: str) -> Graph:
+    if isinstance(relation, Graph):
+        return relation
+    if _is_edge_list(relation):
+        return relation_of(relation, *_sizes(x, size), flow)
+    return relation_of_adj(relation)
+
+
+def _is_edge_list(relation: Relation) -> bool:
+    return isinstance(relation, Tensor) and relation.layout == torch.strided
+
+
+def _sizes(x: Tensor, size: Size) -> tuple[int, int]:
+    num_src, num_dst = size if size is not None else (None, None)
+    num_src = x.size(-2) if num_src is None else num_src
+    return num_src, num_src if num_dst is None else num_dst
+
+
+def _check_options(reduce: str, ties: str) -> None:
+    if reduce not in _SUMS and reduce not in _EXTREMA:
+        allowed = ", ".join(repr(name) for name in (*_SUMS, *_EXTREMA))
+        raise ValueError(f"'reduce' must be one of {allowed} (got {reduce!r})")
+    if ties not in _TIES:
+        raise ValueError(f"'ties' must be 'split' or 'first' (got {ties!r})")
+
+
+def _check_operands(related: Any, x: Tensor, weight: Tensor | None) -> None:
+    if x.dim() < 2 or x.size(-2) != related.num_src:
+        raise ValueError(
+            f"'x' must have shape [..., num_src, F] with num_src = {related.num_src} "
+            f"(got {list(x.shape)})"
+        )
+    if x.device != related.device:
+        raise ValueError(
+            f"'x' and the relation must be on one device (got {x.device} and "
+            f"{related.device})"
+        )
+    if weight is None:
+        return
+    if weight.dim() != 1 or weight.size(0) != related.num_edges:
+        raise ValueError(
+            f"'weight' must have shape [num_edges] = [{related.num_edges}] "
+            f"(got {list(weight.shape)})"
+        )
+    if weight.device != x.device:
+        raise ValueError(
+            f"'weight' and 'x' must be on one device (got {weight.device} and "
+            f"{x.device})"
+        )

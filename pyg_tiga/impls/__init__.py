@@ -1,0 +1,1 @@
+"""Ways to run a problem: `triton` (ours), `vendor` (cuSPARSE, torch.sparse), `scatter`."""

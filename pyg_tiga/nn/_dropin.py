@@ -1,0 +1,277 @@
+"""What all drop-in layers share: when to take the parent's path, and saying so.
+
+A drop-in subclasses its PyG namesake and overrides ``forward``. Where the semantics of
+the module cannot be honoured by a fused call (hooks, overridden methods, unusual
+options), ``forward`` is the parent's own; the reason is kept for
+:meth:`DropIn.explain_plan`, logged once, and raised under ``PYG_TIGA_STRICT=1``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.autograd import forward_ad
+from torch_geometric.nn import MessagePassing, aggr
+
+from pyg_tiga._settings import settings
+from pyg_tiga.errors import UnsupportedError, log_fallback
+from pyg_tiga.functional import last_plan
+from pyg_tiga.nn._linear import is_plain
+
+if TYPE_CHECKING:
+    from pyg_tiga.planner import Plan
+
+__all__ = ["DropIn", "ParentSignature"]
+
+FUSED_AGGREGATIONS: dict[str, type[torch.nn.Module]] = {
+    "sum": aggr.SumAggregation,
+    "add": aggr.SumAggregation,
+    "mean": aggr.MeanAggregation,
+    "max": aggr.MaxAggregation,
+    "min": aggr.MinAggregation,
+}
+
+
+class ParentSignature:
+    """The arguments that a layer's parent passes to ``propagate``.
+
+    PyG writes a class's ``propagate`` from a comment in the class's source, and looks
+    sources up by the bare name of a class. A subclass that has its parent's name, or no
+    such comment, would get a ``propagate`` without arguments; this class attribute,
+    which PyG asks first, gives all of them the right one. A subclass that does write
+    the comment, because it calls ``propagate`` in its own way, is left to PyG.
+    """
+
+    def __init__(self, name: str, **types: str) -> None:
+        self._comment = f"{name}_type:"
+        self._types = types
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._owner = owner
+
+    def __get__(self, instance: object, cls: type) -> dict[str, str]:
+        heirs = cls.__mro__[: cls.__mro__.index(self._owner)]
+        if any(self._comment in _source(heir) for heir in heirs):
+            raise AttributeError(f"'{cls.__name__}' writes its own '{self._comment}'")
+        return self._types
+
+
+@functools.cache
+def _source(cls: type) -> str:
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return ""  # Typed at a prompt or made at run time: it cannot hold comments.
+
+
+class _Record:
+    """What a layer did in its last call.
+
+    Copies and pickles keep the words only: a saved model must not depend on how the
+    planner looks inside.
+    """
+
+    __slots__ = ("_text", "plan", "reasons")
+
+    def __init__(self, text: str = "") -> None:
+        self.plan: Plan | None = None
+        self.reasons: list[str] = []
+        self._text = text
+
+    def __reduce__(self) -> tuple[type[_Record], tuple[str]]:
+        return _Record, (self.text(),)
+
+    def text(self) -> str:
+        if self.reasons:
+            lines = ["runs: the PyG parent's own path"]
+            return "\n".join(lines + [f"because: {reason}" for reason in self.reasons])
+        if self.plan is not None:
+            return self.plan.explain()
+        return self._text or "has not run yet"
+
+
+class _Explain:
+    """PyG's ``explain`` attribute while it is unset: falsy, but callable."""
+
+    __slots__ = ("_layer",)
+
+    def __init__(self, layer: DropIn) -> None:
+        self._layer = layer
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __call__(self) -> str:
+        return self._layer.explain_plan()
+
+
+class DropIn(MessagePassing):
+    """Mixin of the drop-in layers; stands before the PyG layer among the bases."""
+
+    _pyg_class: ClassVar[type[MessagePassing]]
+    """The PyG layer."""
+    _fused_aggregations: ClassVar[tuple[str, ...]] = tuple(FUSED_AGGREGATIONS)
+    """Values of ``aggr`` that have a fused form."""
+    _overrides_propagate: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Later is too late: PyG generates a `propagate` for each class that is used.
+        mixins = [base for base in cls.__mro__ if not issubclass(base, MessagePassing)]
+        if any("propagate" in vars(base) for base in (cls, *mixins)):
+            cls._overrides_propagate = True
+
+    def _finish_init(self) -> None:
+        """Call at the end of a layer's constructor."""
+        self._record = _Record()
+        reasons = self._option_reasons()
+        if reasons and settings().strict:
+            raise UnsupportedError(
+                f"'{type(self).__name__}' cannot run fused with these options",
+                {"fused": reasons},
+            )
+
+    def explain_plan(self) -> str:
+        """Say which path and which plan the last call took, and why."""
+        return f"{self!r}\n{self._record.text()}"
+
+    @property
+    def explain(self) -> bool | _Explain:
+        """PyG's explanation mode; while it is unset, also callable.
+
+        ``layer.explain()`` is :meth:`explain_plan`. As soon as an explainer of PyG has
+        set the mode, the attribute is the plain bool again that PyG expects.
+        """
+        mode = self._explain
+        return _Explain(self) if mode is None else mode
+
+    @explain.setter
+    def explain(self, mode: bool | None) -> None:
+        MessagePassing.explain.fset(self, mode)
+
+    def _parent_reasons(self) -> list[str]:
+        """Every reason for which this call must be the parent's; empty if fused.
+
+        Runs at every call, so it looks at attributes only.
+        """
+        reasons = self._option_reasons()
+        if (
+            self._propagate_forward_pre_hooks
+            or self._propagate_forward_hooks
+            or self._message_forward_pre_hooks
+            or self._message_forward_hooks
+            or self._aggregate_forward_pre_hooks
+            or self._aggregate_forward_hooks
+            or self._message_and_aggregate_forward_pre_hooks
+            or self._message_and_aggregate_forward_hooks
+            or self._edge_update_forward_pre_hooks
+            or self._edge_update_forward_hooks
+        ):
+            reasons.append("message passing hooks are registered")
+        if self._explain:
+            reasons.append("explain mode is on")
+        reasons += self._override_reasons()
+        if not torch.compiler.is_compiling():
+            reasons += _mode_reasons()
+        elif torch.onnx.is_in_onnx_export():
+            reasons.append("the model is exported to ONNX")
+        return reasons
+
+    def _option_reasons(self) -> list[str]:
+        """Reasons that lie in constructor options (or the attributes they became)."""
+        reasons = []
+        name = self.aggr
+        stock = FUSED_AGGREGATIONS.get(name) if isinstance(name, str) else None
+        if stock is None or name not in self._fused_aggregations:
+            reasons.append(f"aggr={name!r} has no fused form")
+        elif not is_plain(self._modules["aggr_module"], stock):
+            reasons.append(f"'aggr_module' is not the plain {stock.__name__}")
+        if self._decomposed_layers != 1:
+            reasons.append(f"decomposed_layers={self._decomposed_layers}")
+        if self.node_dim != -2:
+            reasons.append(f"node_dim={self.node_dim}")
+        return reasons
+
+    def _override_reasons(self) -> list[str]:
+        """Names the methods that a subclass or an instance has replaced."""
+        stock = self._pyg_class
+        names = [
+            name
+            for name in ("message", "aggregate", "update", "message_and_aggregate")
+            if getattr(getattr(self, name), "__func__", None)
+            is not getattr(stock, name)
+        ]
+        cls = type(self)
+        # PyG itself switches between the two in explain mode and for decomposed layers.
+        propagate = getattr(self.propagate, "__func__", None)
+        if cls._overrides_propagate or (
+            propagate is not cls._jinja_propagate
+            and propagate is not cls._orig_propagate
+        ):
+            names.append("propagate")
+        return [f"'{name}' is overridden" for name in names]
+
+    def _note_fused(self) -> None:
+        """Keep the plan that has just run."""
+        record = self._record
+        record.plan = last_plan()
+        if record.reasons:
+            record.reasons = []
+
+    def _note_parent(self, reasons: list[str]) -> None:
+        """Keep, log and, in strict mode, raise the reasons for the parent's path.
+
+        Raises:
+            UnsupportedError: ``PYG_TIGA_STRICT`` is set.
+        """
+        self._record.reasons = reasons
+        name = type(self).__name__
+        if settings().strict:
+            raise UnsupportedError(f"'{name}' cannot run fused", {"fused": reasons})
+        for reason in reasons:
+            log_fallback(name, reason)
+
+    def __prepare_scriptable__(self) -> MessagePassing:
+        """Give TorchScript a twin that runs PyG's own ``forward``.
+
+        The twin shares all parameters and keeps what subclasses override. A subclass
+        with its own ``forward`` is scripted as it stands.
+        """
+        twin_class = _scriptable_class(type(self))
+        if twin_class is None:
+            return self
+        twin = twin_class.__new__(twin_class)
+        twin.__dict__.update(self.__dict__)
+        # TorchScript puts scripted submodules into this dictionary.
+        twin.__dict__["_modules"] = dict(self._modules)
+        del twin.__dict__["_record"]
+        return twin
+
+
+@functools.cache
+def _scriptable_class(cls: type[DropIn]) -> type[MessagePassing] | None:
+    own = next(base for base in cls.__mro__ if "_pyg_class" in vars(base))
+    if cls.forward is not own.forward:
+        return None
+    body = {
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        "forward": own._pyg_class.forward,
+        "explain": MessagePassing.explain,
+    }
+    return type(cls.__name__, (cls,), body)
+
+
+def _mode_reasons() -> list[str]:
+    """Reasons that lie in the mode PyTorch is in."""
+    reasons = []
+    if torch._C._get_tracing_state() is not None:
+        reasons.append("the model is traced by torch.jit")
+    if torch._C._are_functorch_transforms_active():
+        reasons.append("a torch.func transform is active")
+    if forward_ad._current_level >= 0:
+        reasons.append("forward-mode differentiation is active")
+    return reasons

@@ -1,0 +1,245 @@
+"""What PyG accepts as layer input, read by PyG's rules, checked before launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.dense.linear import Linear
+from torch_geometric.typing import SparseTensor
+
+from pyg_tiga import _features
+from pyg_tiga.relation.graph import Graph
+
+__all__: list[str] = []
+
+_INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_SOURCE_TO_TARGET = "source_to_target"
+
+
+def is_edge_list(edge_index: Any) -> bool:
+    """Whether the edges come as a plain ``[2, E]`` tensor or an ``EdgeIndex``."""
+    return isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
+
+
+def is_sparse_tensor(edge_index: Any) -> bool:
+    """Whether the edges come as a ``SparseTensor`` of torch_sparse."""
+    return isinstance(edge_index, SparseTensor)
+
+
+def is_matrix(edge_index: Any) -> bool:
+    """Whether the edges come as a sparse matrix, whose rows are destinations."""
+    if isinstance(edge_index, Tensor):
+        return edge_index.layout is not torch.strided
+    return is_sparse_tensor(edge_index)
+
+
+def for_functional(edge_index: Any) -> Any:
+    """The edges as PyG's SAGE and GIN read them.
+
+    They ignore the values of a ``SparseTensor``, and only of these, and merge entries
+    of a COO tensor that occur twice.
+    """
+    if is_sparse_tensor(edge_index):
+        return edge_index.set_value(None, layout=None)
+    if isinstance(edge_index, Tensor) and edge_index.layout is torch.sparse_coo:
+        return edge_index.coalesce()
+    return edge_index
+
+
+def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
+    """The edges and their size as PyG takes them, from what we take besides.
+
+    Indices become int64: PyTorch's gathers refuse narrow ones, and its scatters on the
+    CPU have accepted int32 and then read gradients from wrong places.
+    """
+    if is_edge_list(edge_index) and edge_index.dtype is not torch.int64:
+        return edge_index.to(torch.int64), size
+    if not isinstance(edge_index, Graph):
+        return edge_index, size
+    size = (edge_index.num_src, edge_index.num_dst)
+    if edge_index.value is None:
+        return edge_index.edge_index(), size
+    rows = edge_index.rows()
+    value = edge_index.value
+    value = value if rows.perm is None else value.index_select(0, rows.perm)
+    matrix = torch.sparse_csr_tensor(rows.ptr, rows.index, value, size[::-1])
+    return matrix, None
+
+
+def node_counts(
+    edge_index: Any,
+    x_src: Tensor,  # [..., N_src, F]
+    x_dst: Tensor | None,  # [..., N_dst, F]
+    size: tuple[int | None, int | None] | None,
+    flow: str,
+) -> tuple[int, int]:
+    """Find (N_src, N_dst) as PyG's propagate would, or say what does not fit.
+
+    ``size`` and the pair (x_src, x_dst) follow the rows of ``edge_index``, whatever the
+    flow; with ``flow="target_to_source"`` PyG still gathers from the first of the pair.
+
+    Raises:
+        ValueError: The kind, shape or dtype of ``edge_index``, or sizes that differ.
+    """
+    if is_edge_list(edge_index):
+        return _edge_list_counts(edge_index, x_src, x_dst, size, flow)
+    if isinstance(edge_index, Graph):
+        num_src, num_dst = edge_index.num_src, edge_index.num_dst
+    elif isinstance(edge_index, (Tensor, SparseTensor)):
+        num_dst, num_src = edge_index.size(0), edge_index.size(1)
+    else:
+        raise ValueError(
+            f"'edge_index' must be an integer tensor of shape [2, num_edges], an "
+            f"'EdgeIndex', a 'SparseTensor', a torch sparse tensor or a "
+            f"'pyg_tiga.Graph' (got '{type(edge_index).__name__}')"
+        )
+    if flow != _SOURCE_TO_TARGET:
+        raise ValueError(
+            f"'flow' must be 'source_to_target' with a '{type(edge_index).__name__}', "
+            f"whose rows are destinations (got '{flow}'). Pass the transposed matrix "
+            f"or 'graph.reverse()' instead"
+        )
+    _check_count("x", x_src, num_src, "columns of 'edge_index'")
+    if x_dst is not None and x_dst is not x_src:
+        _check_count("x[1]", x_dst, num_dst, "rows of 'edge_index'")
+    return num_src, num_dst
+
+
+def _edge_list_counts(
+    edge_index: Tensor,
+    x_src: Tensor,
+    x_dst: Tensor | None,
+    size: tuple[int | None, int | None] | None,
+    flow: str,
+) -> tuple[int, int]:
+    if isinstance(edge_index, EdgeIndex):
+        rule = "'sparse_size' of 'edge_index'"
+        first, second = edge_index.sparse_size()
+    else:
+        _check_edge_list(edge_index)
+        rule = "'size'"
+        first, second = (None, None) if size is None else size
+    num_src = x_src.size(-2)
+    if first is not None:
+        _check_count("x", x_src, first, rule)
+    if x_dst is None:
+        num_dst = num_src if second is None else second
+    else:
+        if second is not None:
+            _check_count("x[1]", x_dst, second, rule)
+        num_dst = x_dst.size(-2)
+    return num_src, num_dst if flow == _SOURCE_TO_TARGET else num_src
+
+
+def _check_edge_list(edge_index: Tensor) -> None:
+    if edge_index.dtype not in _INT_DTYPES:
+        raise ValueError(
+            f"'edge_index' must hold integers (got '{edge_index.dtype}'). Convert it "
+            f"with 'edge_index.long()'"
+        )
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(
+            f"'edge_index' must have shape [2, num_edges] (got "
+            f"{list(edge_index.shape)})"
+        )
+
+
+def _check_count(name: str, x: Tensor, count: int, rule: str) -> None:
+    if x.size(-2) != count:
+        raise ValueError(
+            f"'{name}' must have {count} rows by {rule} (got {x.size(-2)} in shape "
+            f"{list(x.shape)})"
+        )
+
+
+def check_features(name: str, x: Any, module: torch.nn.Module | None) -> None:
+    """Hold features to what the linear map that reads them was built for.
+
+    Args:
+        name: What to call them.
+        x: The features.
+        module: The map; one that is not PyG's, or has not seen its input yet, takes
+            what it takes.
+
+    Raises:
+        ValueError: Wrong shape or dtype.
+    """
+    if not isinstance(x, Tensor):
+        raise ValueError(f"'{name}' must be a tensor (got '{type(x).__name__}')")
+    known = type(module) is Linear and not module._forward_pre_hooks
+    width = module.in_channels if known else -1
+    if x.dim() < 2 or (known and x.size(-1) != width):
+        raise ValueError(
+            f"'{name}' must have shape [..., num_nodes, "
+            f"{width if known else 'in_channels'}] (got {list(x.shape)})"
+        )
+    if not known:
+        return
+    dtype = module._parameters["weight"].dtype
+    if x.dtype != dtype and not (
+        x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+    ):
+        raise ValueError(
+            f"'{name}' must have the dtype of the layer's parameters, {dtype} (got "
+            f"{x.dtype}). Convert one of them, or use 'torch.autocast'"
+        )
+
+
+def check_device(name: str, x: Tensor, edge_index: Any) -> None:
+    """Hold features to the device of the edges.
+
+    Raises:
+        ValueError: The devices differ.
+    """
+    device = getattr(edge_index, "device", x.device)
+    device = device() if callable(device) else device  # A method in SparseTensor.
+    if x.device != device:
+        raise ValueError(
+            f"'{name}' must be on the device of 'edge_index', {device} (got {x.device})"
+        )
+
+
+def num_edges(edge_index: Any) -> int:
+    """E, without a look at the data."""
+    if is_edge_list(edge_index):
+        return edge_index.size(1)
+    if isinstance(edge_index, Graph):
+        return edge_index.num_edges
+    return edge_index.nnz() if is_sparse_tensor(edge_index) else edge_index._nnz()
+
+
+def parent_ties(edge_index: Any, x: Tensor) -> str:
+    """Who gets the gradient of a maximum at ties in PyG, for this input.
+
+    * Edge lists, ``EdgeIndex`` among them, are reduced by ``scatter_reduce``:
+      ``"split"``. Only on CUDA in eager mode, where torch_scatter is installed, does
+      PyG call it instead; it gives all to any one edge, and we take the ``"first"``.
+    * Matrices are reduced by ``torch.sparse.mm`` or torch_sparse: ``"first"``.
+    * A :class:`pyg_tiga.Graph` counts as what it was built from.
+    """
+    if isinstance(edge_index, Graph):
+        return "split" if edge_index.handle()[1].startswith("coo") else "first"
+    if not is_edge_list(edge_index):
+        return "first"
+    if torch.compiler.is_compiling() or not x.is_cuda:
+        return "split"
+    return "split" if _features.torch_scatter() is None else "first"
+
+
+def takes_segments(layer: Any, edge_index: Any) -> bool:
+    """Whether PyG reduces these sorted edges by segments.
+
+    So it does in layers that were built in deterministic mode. Without torch_scatter
+    this is ``torch.segment_reduce``, whose gradient of a maximum at ties is of its own
+    kind: evenly shared where it is positive, and given to each edge in full elsewhere.
+    """
+    if not isinstance(edge_index, EdgeIndex):
+        return False
+    if not layer._modules["aggr_module"]._deterministic:
+        return False
+    if layer.flow == _SOURCE_TO_TARGET:
+        return edge_index.is_sorted_by_col
+    return edge_index.is_sorted_by_row

@@ -1,0 +1,70 @@
+"""What layers may do with the dense maps around an aggregation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.dense.linear import Linear
+
+from pyg_tiga.nn._inputs import num_edges
+
+__all__: list[str] = []
+
+# What grouping the edges by their other end costs, in elements moved per edge.
+_REGROUPING = 16
+
+
+def is_plain(
+    module: torch.nn.Module | None, cls: type[torch.nn.Module] = Linear
+) -> bool:
+    """Whether a module does what its class says and nobody listens to it.
+
+    Only then may a layer compute what the module would, without calling it.
+    Parametrisations change the class, and a lazy PyG map that has not seen its input
+    waits for it in a hook, so that neither needs a test of its own.
+    """
+    return (
+        type(module) is cls
+        and not module._forward_pre_hooks
+        and not module._forward_hooks
+        and not module._backward_pre_hooks
+        and not module._backward_hooks
+        and "forward" not in module.__dict__
+    )
+
+
+def transform_first(
+    lin: torch.nn.Module,
+    x: Tensor,  # [*, N_src, F_in]
+    edge_index: Any,
+    counts: tuple[int, int],
+) -> bool:
+    """Whether a linear map before the aggregation costs less than after it.
+
+    Sum and mean commute with a map (but for its bias). Gathers then move rows of F_out
+    instead of F_in; dense reads and writes are over N_src instead of N_dst nodes, which
+    are many more in loader batches. Where only the map is trained and not its input (a
+    first layer), a map in front needs the transposed aggregation in the backward, which
+    a map behind does not. All costs are in elements moved.
+    """
+    if not is_plain(lin):
+        return False
+    weight = lin._parameters["weight"]
+    wide, narrow = weight.size(1), weight.size(0)
+    if narrow >= wide:
+        return False
+    trains = torch.is_grad_enabled()
+    wide_passes = 2 if trains and x.requires_grad else 1
+    narrow_passes = 2 if trains and (x.requires_grad or weight.requires_grad) else 1
+    before, after = narrow_passes * narrow, wide_passes * wide
+    num_src, num_dst = counts
+    if torch.compiler.is_compiling():
+        # Sizes may be symbols here, and a comparison of them would be a guard.
+        return num_src is num_dst and before <= after
+    edges = num_edges(edge_index)
+    before = edges * before + num_src * (wide + narrow)
+    if narrow_passes > wide_passes:
+        before += edges * _REGROUPING
+    return before < edges * after + num_dst * 2 * wide

@@ -1,0 +1,244 @@
+"""GraphSAGE's layer, aggregating without one row per edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.nn.aggr import Aggregation
+from torch_geometric.typing import Adj, OptPairTensor, Size
+
+from pyg_tiga import _features, functional
+from pyg_tiga.nn._dropin import DropIn, ParentSignature
+from pyg_tiga.nn._inputs import (
+    check_device,
+    check_features,
+    for_functional,
+    for_parent,
+    is_matrix,
+    node_counts,
+    parent_ties,
+    takes_segments,
+)
+from pyg_tiga.nn._linear import is_plain, transform_first
+
+__all__ = ["SAGEConv"]
+
+_LINEAR_REDUCTIONS = ("sum", "add", "mean")
+
+
+class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
+    r"""The GraphSAGE operator.
+
+    From the `"Inductive Representation Learning on Large Graphs"
+    <https://arxiv.org/abs/1706.02216>`_ paper.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \mathbf{W}_1 \mathbf{x}_i + \mathbf{W}_2 \cdot
+        \mathrm{mean}_{j \in \mathcal{N}(i)} \mathbf{x}_j
+
+    With ``project=True``, :math:`\mathbf{x}_j` first becomes
+    :math:`\sigma(\mathbf{W}_3 \mathbf{x}_j + \mathbf{b})`, as in Eq. (3) of the paper.
+
+    Args:
+        in_channels: Size of each input sample, or -1 to take it from the first input.
+            A tuple holds the sizes of sources and destinations.
+        out_channels: Size of each output sample.
+        aggr: How neighbours are aggregated. (default: ``"mean"``)
+        normalize: Scale each output to length 1. (default: ``False``)
+        root_weight: Add the transformed features of the node itself.
+            (default: ``True``)
+        project: Transform source features before they are aggregated.
+            (default: ``False``)
+        bias: Learn an additive bias. (default: ``True``)
+        **kwargs: Arguments of ``torch_geometric.nn.conv.MessagePassing``.
+
+    Shapes:
+        - **inputs:** node features :math:`(*, |\mathcal{V}|, F_{in})`, or
+          :math:`((*, |\mathcal{V}_s|, F_s), (*, |\mathcal{V}_t|, F_t))` if bipartite;
+          edge indices :math:`(2, |\mathcal{E}|)`, or a ``SparseTensor``, torch sparse
+          tensor or :class:`pyg_tiga.Graph`
+        - **outputs:** :math:`(*, |\mathcal{V}_t|, F_{out})`
+
+    Accelerated with ``aggr`` ``"sum"``, ``"add"``, ``"mean"``, ``"max"`` and ``"min"``:
+    no message is stored, neither forward nor backward. Where this saves work, ``lin_l``
+    is applied before a sum or mean instead of after it (the two commute). Stored values
+    of a torch sparse tensor weight its edges, those of a ``SparseTensor`` do not, as in
+    PyG.
+
+    Not accelerated, but PyG's own path: other aggregations, hooks on messages or
+    propagation, explain mode, ``decomposed_layers``, another ``node_dim``, overridden
+    methods, TorchScript, tracing and ONNX export. :meth:`explain_plan` says which; with
+    ``PYG_TIGA_STRICT=1`` it is an error.
+    """
+
+    _pyg_class = torch_geometric.nn.SAGEConv
+    propagate_type = ParentSignature("propagate", x="OptPairTensor")
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        aggr: str | list[str] | Aggregation | None = "mean",
+        normalize: bool = False,
+        root_weight: bool = True,
+        project: bool = False,
+        bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            aggr,
+            normalize,
+            root_weight,
+            project,
+            bias,
+            **kwargs,
+        )
+        self._finish_init()
+
+    def forward(
+        self, x: Tensor | OptPairTensor, edge_index: Adj, size: Size = None
+    ) -> Tensor:
+        """Run the layer.
+
+        Args:
+            x: Features ``[*, N, F_in]``, or a pair (sources, destinations or ``None``).
+            edge_index: The edges, in any of the forms that PyG takes, or a
+                :class:`pyg_tiga.Graph`.
+            size: Numbers of (sources, destinations), where ``x`` does not say.
+
+        Returns:
+            ``[*, N_dst, F_out]``.
+
+        Raises:
+            ValueError: Shapes, dtypes, devices or indices that do not fit.
+            UnsupportedError: The parent's path is needed, and ``PYG_TIGA_STRICT`` set.
+        """
+        reasons = self._reasons(edge_index)
+        if reasons:
+            if not torch.compiler.is_compiling():
+                self._note_parent(reasons)
+            return super().forward(x, *for_parent(edge_index, size))
+
+        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        counts = self._check(x_src, x_dst, edge_index, size)
+        if self.project and hasattr(self, "lin"):
+            x_src = self.lin(x_src).relu()
+        out = self._convolve(x_src, x_dst, edge_index, counts)
+        if self.normalize:
+            out = F.normalize(out, p=2.0, dim=-1)
+        if not torch.compiler.is_compiling():
+            self._note_fused()
+        return out
+
+    def _reasons(self, edge_index: Adj) -> list[str]:
+        """Reasons for the parent's path, with those that lie in the edges."""
+        reasons = self._parent_reasons()
+        if not self.fuse and not reasons and is_matrix(edge_index):
+            reasons.append("fuse=False with a sparse matrix")
+        if (
+            self.aggr in ("max", "min")
+            and not reasons
+            and takes_segments(self, edge_index)
+            and _features.torch_scatter() is None
+        ):
+            reasons.append(
+                "built in deterministic mode, PyG reduces a sorted EdgeIndex by "
+                "torch.segment_reduce, which has its own gradient at ties"
+            )
+        return reasons
+
+    def _check(
+        self, x_src: Tensor, x_dst: Tensor | None, edge_index: Adj, size: Size
+    ) -> tuple[int, int]:
+        """Check all operands before anything is launched; gives (N_src, N_dst)."""
+        modules = self._modules
+        check_features("x", x_src, modules["lin" if self.project else "lin_l"])
+        rooted = self.root_weight and x_dst is not None
+        if rooted:
+            name = "x" if x_dst is x_src else "x[1]"
+            check_features(name, x_dst, modules["lin_r"])
+        check_device("x", x_src, edge_index)
+        counts = node_counts(edge_index, x_src, x_dst, size, self.flow)
+        if rooted and x_dst.size(-2) != counts[1]:
+            raise ValueError(
+                f"'x[1]' must have {counts[1]} rows, as many as the output, with "
+                f"flow='{self.flow}' (got {list(x_dst.shape)})"
+            )
+        return counts
+
+    def _convolve(
+        self,
+        x_src: Tensor,  # [*, N_src, F_in]
+        x_dst: Tensor | None,  # [*, N_dst, F_in]
+        edge_index: Adj,
+        counts: tuple[int, int],
+    ) -> Tensor:
+        """Aggregate and transform, in the cheaper order."""
+        lin_l = self._modules["lin_l"]
+        is_linear = self.aggr in _LINEAR_REDUCTIONS
+        first = is_linear and transform_first(lin_l, x_src, edge_index, counts)
+        if first:
+            x_src = F.linear(x_src, lin_l._parameters["weight"])
+        aggregate = functional.spmm(
+            for_functional(edge_index),
+            x_src,
+            None,
+            self.aggr,
+            size=counts,
+            flow=self.flow,
+            ties="split" if is_linear else self._ties(edge_index, x_src),
+        )
+        if first:
+            return self._combine_transformed(aggregate, x_dst)
+        return self._combine(aggregate, x_dst)
+
+    def _ties(self, edge_index: Adj, x: Tensor) -> str:
+        # By segments it is torch_scatter that reduces, and the first of equals wins.
+        if takes_segments(self, edge_index):
+            return "first"
+        return parent_ties(edge_index, x)
+
+    def _combine(
+        self,
+        aggregate: Tensor,  # [*, N_dst, F_in]
+        x_dst: Tensor | None,  # [*, N_dst, F_in]
+    ) -> Tensor:
+        """Add ``lin_l`` of the aggregate and ``lin_r`` of the destinations."""
+        lin_l = self._modules["lin_l"]
+        out = lin_l(aggregate)  # [*, N_dst, F_out]
+        if not self.root_weight or x_dst is None:
+            return out
+        lin_r = self._modules["lin_r"]
+        if out.dim() == x_dst.dim() == 2 and is_plain(lin_l) and is_plain(lin_r):
+            weight = lin_r._parameters["weight"]
+            # Types differ under autocast, which knows the modules' products only.
+            if out.dtype == x_dst.dtype == weight.dtype:
+                return out.addmm_(x_dst, weight.t())
+        return out + lin_r(x_dst)
+
+    def _combine_transformed(
+        self,
+        out: Tensor,  # [*, N_dst, F_out]
+        x_dst: Tensor | None,  # [*, N_dst, F_in]
+    ) -> Tensor:
+        """Add the bias of ``lin_l`` and ``lin_r`` of the destinations.
+
+        The aggregate has been through the weight of ``lin_l`` already.
+        """
+        bias = self._modules["lin_l"]._parameters["bias"]
+        if not self.root_weight or x_dst is None:
+            return out if bias is None else out + bias.to(out.dtype)
+        lin_r = self._modules["lin_r"]
+        if is_plain(lin_r):
+            # The product's epilogue adds the bias at no cost.
+            root = F.linear(x_dst, lin_r._parameters["weight"], bias)
+        else:
+            root = lin_r(x_dst)
+            root = root if bias is None else root + bias.to(root.dtype)
+        return out + root

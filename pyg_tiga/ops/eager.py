@@ -1,0 +1,170 @@
+"""The eager road: autograd functions on a `Graph`, and nothing where no gradient is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_tiga.ops import bodies, gradients
+from pyg_tiga.relation.graph import Graph
+
+
+class _Spmm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor | None, graph: Graph, normalize: str
+    ) -> Tensor:
+        return bodies.spmm(graph, x, weight, normalize)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, ctx.graph, ctx.normalize = inputs
+        weighted = weight is not None and ctx.needs_input_grad[1]
+        ctx.x_dtype = x.dtype if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(x if weighted else None, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        found = gradients.spmm(
+            EAGER, ctx.graph, grad, x, weight, ctx.normalize, ctx.x_dtype
+        )
+        return (*found, None, None)
+
+
+class _Sddmm(torch.autograd.Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, graph: Graph, normalize: str) -> Tensor:
+        return bodies.sddmm(graph, a, b, normalize)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        a, b, ctx.graph, ctx.normalize = inputs
+        ctx.save_for_backward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs = ctx.needs_input_grad[:2]
+        found = gradients.sddmm(
+            EAGER, ctx.graph, grad, *ctx.saved_tensors, ctx.normalize, needs
+        )
+        return (*found, None, None)
+
+
+class _Extremum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        x: Tensor, graph: Graph, reduce: str, ties: str
+    ) -> tuple[Tensor, Tensor]:
+        return bodies.spmm_extremum(graph, x, reduce, ties)
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+    ) -> None:
+        x, ctx.graph, _, ctx.ties = inputs
+        out, aux = output
+        ctx.mark_non_differentiable(aux)
+        ctx.set_materialize_grads(False)
+        # The first winner is known by its place: neither x nor out is needed again.
+        nothing = x.new_empty(0)
+        split = ctx.ties == "split"
+        ctx.save_for_backward(x if split else nothing, out if split else nothing, aux)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None, None
+        grad_x = EAGER.extremum_backward(ctx.graph, grad, *ctx.saved_tensors, ctx.ties)
+        return grad_x, None, None, None
+
+
+class _ExtremumBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, graph: Graph, ties: str
+    ) -> Tensor:
+        return bodies.spmm_extremum_backward(graph, grad, x, out, aux, ties)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, x, out, aux, ctx.graph, ctx.ties = inputs
+        ctx.save_for_backward(x, out, aux)
+
+    @staticmethod
+    def backward(ctx: Any, value: Tensor) -> tuple[Tensor | None, ...]:
+        selected = EAGER.extremum_select(
+            ctx.graph, value, *ctx.saved_tensors, ctx.ties
+        )
+        return selected, None, None, None, None, None
+
+
+class _ExtremumSelect(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        value: Tensor, x: Tensor, out: Tensor, aux: Tensor, graph: Graph, ties: str
+    ) -> Tensor:
+        return bodies.spmm_extremum_select(graph, value, x, out, aux, ties)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, x, out, aux, ctx.graph, ctx.ties = inputs
+        ctx.save_for_backward(x, out, aux)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_value = EAGER.extremum_backward(
+            ctx.graph, grad, *ctx.saved_tensors, ctx.ties
+        )
+        return grad_value, None, None, None, None, None
+
+
+class _Eager:
+    """The road's differentiable functions; `relation` is a `Graph`."""
+
+    @staticmethod
+    def spmm(
+        relation: Graph, x: Tensor, weight: Tensor | None, normalize: str
+    ) -> Tensor:
+        if _wants_grad(x, weight):
+            return _Spmm.apply(x, weight, relation, normalize)
+        return bodies.spmm(relation, x, weight, normalize)
+
+    @staticmethod
+    def sddmm(relation: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
+        if _wants_grad(a, b):
+            return _Sddmm.apply(a, b, relation, normalize)
+        return bodies.sddmm(relation, a, b, normalize)
+
+    @staticmethod
+    def extremum(relation: Graph, x: Tensor, reduce: str, ties: str) -> Tensor:
+        if _wants_grad(x):
+            return _Extremum.apply(x, relation, reduce, ties)[0]
+        return bodies.spmm_extremum(relation, x, reduce, "none")[0]
+
+    @staticmethod
+    def extremum_backward(
+        relation: Graph, grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
+    ) -> Tensor:
+        if _wants_grad(grad):
+            return _ExtremumBackward.apply(grad, x, out, aux, relation, ties)
+        return bodies.spmm_extremum_backward(relation, grad, x, out, aux, ties)
+
+    @staticmethod
+    def extremum_select(
+        relation: Graph, value: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
+    ) -> Tensor:
+        if _wants_grad(value):
+            return _ExtremumSelect.apply(value, x, out, aux, relation, ties)
+        return bodies.spmm_extremum_select(relation, value, x, out, aux, ties)
+
+
+EAGER = _Eager()
+
+
+def _wants_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in tensors
+    )

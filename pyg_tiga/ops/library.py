@@ -1,0 +1,299 @@
+"""The compiled road: `torch.library` ops under `pyg_tiga::`.
+
+A relation crosses an op's boundary as the tensors that define it, a layout and two
+sizes (`Handle`); the op's body finds the `Graph` through the memo. What an op returns
+never depends on the data of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_tiga.ops import bodies, gradients
+from pyg_tiga.relation.graph import Graph
+
+_REVERSED = ":reversed"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A relation as ops take it; see `Graph.handle`."""
+
+    tensors: list[Tensor]
+    layout: str
+    num_src: int
+    num_dst: int
+    value: Tensor | None = None
+
+    def reverse(self) -> Handle:
+        """The relation with sources and destinations exchanged."""
+        if self.layout.endswith(_REVERSED):
+            layout = self.layout.removesuffix(_REVERSED)
+        else:
+            layout = self.layout + _REVERSED
+        return Handle(self.tensors, layout, self.num_dst, self.num_src, self.value)
+
+    @property
+    def num_edges(self) -> int:
+        """E, from the shape of the last defining tensor ([2, E] or [E])."""
+        return self.tensors[-1].size(-1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the relation's tensors are."""
+        return self.tensors[0].device
+
+    def graph(self) -> Graph:
+        """The relation itself, through the memo."""
+        return Graph.from_handle(*self.args())
+
+    def args(self) -> tuple[list[Tensor], str, int, int]:
+        """The relation's part of an op's arguments."""
+        return self.tensors, self.layout, self.num_src, self.num_dst
+
+
+def _op(name: str, body: Callable[..., Any]) -> Any:
+    # The memo's key reads storage and version of the index tensors, which a recorded
+    # CUDA graph would not see change.
+    return torch.library.custom_op(
+        f"pyg_tiga::{name}",
+        body,
+        mutates_args=(),
+        tags=(torch.Tag.cudagraph_unsafe,),
+    )
+
+
+def _spmm(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    x: Tensor,
+    weight: Tensor | None,
+    normalize: str,
+) -> Tensor:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    return bodies.spmm(graph, x, weight, normalize)
+
+
+def _sddmm(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    a: Tensor,
+    b: Tensor,
+    normalize: str,
+) -> Tensor:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    return bodies.sddmm(graph, a, b, normalize)
+
+
+def _extremum(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    x: Tensor,
+    reduce: str,
+    ties: str,
+) -> tuple[Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    return bodies.spmm_extremum(graph, x, reduce, ties)
+
+
+def _extremum_backward(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    x: Tensor,
+    out: Tensor,
+    aux: Tensor,
+    ties: str,
+) -> Tensor:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    return bodies.spmm_extremum_backward(graph, grad, x, out, aux, ties)
+
+
+def _extremum_select(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    value: Tensor,
+    x: Tensor,
+    out: Tensor,
+    aux: Tensor,
+    ties: str,
+) -> Tensor:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    return bodies.spmm_extremum_select(graph, value, x, out, aux, ties)
+
+
+spmm_op = _op("spmm", _spmm)
+sddmm_op = _op("sddmm", _sddmm)
+extremum_op = _op("spmm_extremum", _extremum)
+extremum_backward_op = _op("spmm_extremum_backward", _extremum_backward)
+extremum_select_op = _op("spmm_extremum_select", _extremum_select)
+
+
+@spmm_op.register_fake
+def _(index, layout, num_src, num_dst, x, weight, normalize):  # type: ignore[no-untyped-def]
+    dtype = x.dtype if weight is None else torch.result_type(x, weight)
+    return x.new_empty(num_dst, x.size(1), dtype=dtype)
+
+
+@sddmm_op.register_fake
+def _(index, layout, num_src, num_dst, a, b, normalize):  # type: ignore[no-untyped-def]
+    return a.new_empty(index[-1].size(-1), dtype=torch.result_type(a, b))
+
+
+@extremum_op.register_fake
+def _(index, layout, num_src, num_dst, x, reduce, ties):  # type: ignore[no-untyped-def]
+    out = x.new_empty(num_dst, x.size(1))
+    return out, x.new_empty(out.shape if ties != "none" else 0, dtype=torch.int32)
+
+
+@extremum_backward_op.register_fake
+def _(index, layout, num_src, num_dst, grad, x, out, aux, ties):  # type: ignore[no-untyped-def]
+    return grad.new_empty(num_src, grad.size(1), dtype=x.dtype)
+
+
+@extremum_select_op.register_fake
+def _(index, layout, num_src, num_dst, value, x, out, aux, ties):  # type: ignore[no-untyped-def]
+    return value.new_empty(num_dst, value.size(1), dtype=x.dtype)
+
+
+def _keep_relation(ctx: Any, index: Sequence[Tensor], *rest: Any) -> None:
+    ctx.layout, ctx.num_src, ctx.num_dst = rest
+
+
+def _relation(ctx: Any, index: Sequence[Tensor]) -> Handle:
+    return Handle(list(index), ctx.layout, ctx.num_src, ctx.num_dst)
+
+
+def _grads(index: Sequence[Tensor], *rest: Any) -> tuple[Any, ...]:
+    """Gradients of an op's arguments: none for the relation's four."""
+    return ([None] * len(index), None, None, None, *rest)
+
+
+def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    index, *relation, x, weight, ctx.normalize = inputs
+    _keep_relation(ctx, index, *relation)
+    weighted = weight is not None and ctx.needs_input_grad[5]
+    ctx.x_dtype = x.dtype if ctx.needs_input_grad[4] else None
+    ctx.save_for_backward(x if weighted else None, weight, *index)
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, weight, *index = ctx.saved_tensors
+    found = gradients.spmm(
+        LIBRARY, _relation(ctx, index), grad, x, weight, ctx.normalize, ctx.x_dtype
+    )
+    return _grads(index, *found, None)
+
+
+def _sddmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    index, *relation, a, b, ctx.normalize = inputs
+    _keep_relation(ctx, index, *relation)
+    ctx.save_for_backward(a, b, *index)
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    a, b, *index = ctx.saved_tensors
+    needs = ctx.needs_input_grad[4:6]
+    relation = _relation(ctx, index)
+    found = gradients.sddmm(LIBRARY, relation, grad, a, b, ctx.normalize, needs)
+    return _grads(index, *found, None)
+
+
+def _extremum_setup(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+) -> None:
+    index, *relation, x, _, ctx.ties = inputs
+    out, aux = output
+    _keep_relation(ctx, index, *relation)
+    split = ctx.ties == "split"
+    nothing = x.new_empty(0)
+    ctx.save_for_backward(
+        x if split else nothing, out if split else nothing, aux, *index
+    )
+
+
+def _extremum_vjp(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    x, out, aux, *index = ctx.saved_tensors
+    relation = _relation(ctx, index)
+    grad_x = LIBRARY.extremum_backward(relation, grad, x, out, aux, ctx.ties)
+    return _grads(index, grad_x, None, None)
+
+
+def _transpose_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    index, *relation, _, x, out, aux, ctx.ties = inputs
+    _keep_relation(ctx, index, *relation)
+    ctx.save_for_backward(x, out, aux, *index)
+
+
+def _extremum_backward_vjp(ctx: Any, value: Tensor) -> tuple[Any, ...]:
+    x, out, aux, *index = ctx.saved_tensors
+    relation = _relation(ctx, index)
+    selected = LIBRARY.extremum_select(relation, value, x, out, aux, ctx.ties)
+    return _grads(index, selected, None, None, None, None)
+
+
+def _extremum_select_vjp(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, out, aux, *index = ctx.saved_tensors
+    relation = _relation(ctx, index)
+    found = LIBRARY.extremum_backward(relation, grad, x, out, aux, ctx.ties)
+    return _grads(index, found, None, None, None, None)
+
+
+spmm_op.register_autograd(_spmm_backward, setup_context=_spmm_setup)
+sddmm_op.register_autograd(_sddmm_backward, setup_context=_sddmm_setup)
+extremum_op.register_autograd(_extremum_vjp, setup_context=_extremum_setup)
+extremum_backward_op.register_autograd(
+    _extremum_backward_vjp, setup_context=_transpose_setup
+)
+extremum_select_op.register_autograd(
+    _extremum_select_vjp, setup_context=_transpose_setup
+)
+
+
+class _Library:
+    """The road's differentiable functions; `relation` is a `Handle`."""
+
+    @staticmethod
+    def spmm(
+        relation: Handle, x: Tensor, weight: Tensor | None, normalize: str
+    ) -> Tensor:
+        return spmm_op(*relation.args(), x, weight, normalize)
+
+    @staticmethod
+    def sddmm(relation: Handle, a: Tensor, b: Tensor, normalize: str) -> Tensor:
+        return sddmm_op(*relation.args(), a, b, normalize)
+
+    @staticmethod
+    def extremum(relation: Handle, x: Tensor, reduce: str, ties: str) -> Tensor:
+        wanted = torch.is_grad_enabled() and x.requires_grad
+        return extremum_op(*relation.args(), x, reduce, ties if wanted else "none")[0]
+
+    @staticmethod
+    def extremum_backward(
+        relation: Handle, grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
+    ) -> Tensor:
+        return extremum_backward_op(*relation.args(), grad, x, out, aux, ties)
+
+    @staticmethod
+    def extremum_select(
+        relation: Handle, value: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
+    ) -> Tensor:
+        return extremum_select_op(*relation.args(), value, x, out, aux, ties)
+
+
+LIBRARY = _Library()

@@ -1,0 +1,1 @@
+"""Where schedules come from: today the shipped table of defaults."""

@@ -1,0 +1,37 @@
+"""Implementations of every operation, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from pyg_tiga.impls import scatter, triton_spmm, vendor
+from pyg_tiga.impls.base import Implementation
+
+# On the CPU our kernels run only interpreted, which is for tests: there they are refused
+# or asked for by name, and `_CPU` tries them last.
+_CUDA: dict[str, tuple[Implementation, ...]] = {
+    "spmm": (triton_spmm.SPMM, vendor.SPMM_CUDA, scatter.SPMM),
+    "spmm_extremum": (triton_spmm.SPMM_EXTREMUM, scatter.SPMM_EXTREMUM),
+    "spmm_extremum_backward": (
+        triton_spmm.SPMM_EXTREMUM_WINNERS,
+        triton_spmm.SPMM_EXTREMUM_COLUMNS,
+        scatter.SPMM_EXTREMUM_BACKWARD,
+    ),
+    "spmm_extremum_select": (scatter.SPMM_EXTREMUM_SELECT,),
+    "sddmm": (triton_spmm.SDDMM, scatter.SDDMM),
+}
+
+_CPU: dict[str, tuple[Implementation, ...]] = {
+    **_CUDA,
+    "spmm": (vendor.SPMM_CPU, scatter.SPMM, triton_spmm.SPMM),
+    "spmm_extremum": (scatter.SPMM_EXTREMUM, triton_spmm.SPMM_EXTREMUM),
+    "spmm_extremum_backward": (
+        scatter.SPMM_EXTREMUM_BACKWARD,
+        triton_spmm.SPMM_EXTREMUM_COLUMNS,
+        triton_spmm.SPMM_EXTREMUM_WINNERS,
+    ),
+    "sddmm": (scatter.SDDMM, triton_spmm.SDDMM),
+}
+
+
+def candidates(op: str, device: str) -> tuple[Implementation, ...]:
+    """The implementations of an operation on a device type, best first."""
+    return (_CPU if device == "cpu" else _CUDA)[op]

@@ -1,0 +1,103 @@
+"""What a planner is asked (`Problem`) and the launch choices it makes (`Schedule`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One call, described by what decides which implementation and schedule fit it.
+
+    Two calls with equal problems get the same plan. Everything in it is known on the
+    host before a kernel runs.
+
+    Args:
+        op: The operation: ``"spmm"``, ``"spmm_extremum"``, ``"sddmm"``, ...
+        num_dst: N_dst, rows of the relation.
+        num_src: N_src, columns of the relation.
+        num_edges: E.
+        features: F, columns of the dense operand.
+        dtype: Storage dtype of the dense operand.
+        out_dtype: Storage dtype of the result.
+        index_dtype: Dtype of the relation's index arrays.
+        device: Device type, ``"cuda"`` or ``"cpu"``.
+        capability: CUDA compute capability, (0, 0) elsewhere.
+        relation: Kind of the relation; ``"csr"`` for explicit edges.
+        reduce: ``"sum"``, ``"max"`` or ``"min"``.
+        normalize: ``"none"``, ``"dst"`` (mean) or ``"src"``.
+        weighted: Whether every edge carries a weight.
+        ties: How gradients go at ties of a maximum: ``"none"`` where no gradient is
+            wanted, ``"split"`` or ``"first"``.
+        deterministic: Whether results must be bit-identical from run to run.
+        objective: ``"time"``, ``"memory"`` or ``"balanced"``.
+    """
+
+    op: str
+    num_dst: int
+    num_src: int
+    num_edges: int
+    features: int
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    index_dtype: torch.dtype
+    device: str
+    capability: tuple[int, int] = (0, 0)
+    relation: str = "csr"
+    reduce: str = "sum"
+    normalize: str = "none"
+    weighted: bool = False
+    ties: str = "none"
+    deterministic: bool = False
+    objective: str = "time"
+
+    @property
+    def mean_degree(self) -> float:
+        """Edges per row."""
+        return self.num_edges / max(self.num_dst, 1)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of the dense operand."""
+        return self.features * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        what = self.op if self.reduce == "sum" else f"{self.op}[{self.reduce}]"
+        if self.normalize != "none":
+            what += f", normalised by {self.normalize} degree"
+        if self.weighted:
+            what += ", weighted"
+        if self.ties != "none":
+            what += f", ties {self.ties}"
+        return (
+            f"{what}: {self.num_edges} edges, {self.num_src} -> {self.num_dst} nodes, "
+            f"F={self.features}, {str(self.dtype).removeprefix('torch.')}, "
+            f"{self.device}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Launch choices of a kernel that walks grouped edges.
+
+    Args:
+        rows: Units of work (short rows or pieces of long ones) per program.
+        edges: Edges per step and unit.
+        slice: Feature columns per program; the slices are the outer grid axis.
+        warps: Warps per program.
+        chunk: Rows with more edges than this are cut into pieces of this many.
+    """
+
+    rows: int
+    edges: int
+    slice: int
+    warps: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return (
+            f"rows={self.rows} edges={self.edges} slice={self.slice} "
+            f"warps={self.warps} chunk={self.chunk}"
+        )

@@ -1,0 +1,252 @@
+"""What a `Graph` and its reverse share: the tensors that define the edges."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from pyg_tiga._settings import settings
+from pyg_tiga.relation import check as checks
+from pyg_tiga.relation.cache import CACHE, Key, key_of
+from pyg_tiga.relation.check import Check, CooFaults, CsrFaults, Names
+from pyg_tiga.relation.csr import (
+    Grouping,
+    group_coo,
+    group_csr,
+    index_dtype,
+    slots,
+    transpose,
+)
+from pyg_tiga.relation.stats import Readback, is_good, summarise
+from pyg_tiga.relation.streams import Stamp, is_capturing, refuse_capture
+
+COO, COO_BY_ROW, COO_BY_COL, CSR = "coo", "coo_by_row", "coo_by_col", "csr"
+_SORTED_END = {COO: None, COO_BY_ROW: 0, COO_BY_COL: 1}
+
+
+class Edges:
+    """Edges, and the groupings by either end, each built when first asked for.
+
+    Args:
+        tensors: ``(edge_index,)``, or ``(rowptr, col)``.
+        layout: One of `COO`, `COO_BY_ROW`, `COO_BY_COL` and `CSR`.
+        sizes: Nodes at end 0 (``edge_index[0]``, the rows of a CSR structure) and at
+            end 1.
+        dst_end: Which end messages call the destination.
+    """
+
+    def __init__(
+        self,
+        tensors: tuple[Tensor, ...],
+        layout: str,
+        sizes: tuple[int, int],
+        dst_end: int,
+    ) -> None:
+        # An alias keeps its shape whatever happens to the caller's tensor object, and
+        # shares its storage and version counter.
+        self.tensors = tuple(_own(tensor) for tensor in tensors)
+        self.layout = layout
+        self.sizes = sizes
+        self.names = Names(sizes, dst_end)
+        self.num_edges = tensors[-1].size(-1)
+        self.device = tensors[0].device
+        self.index_dtype = index_dtype(self.num_edges, *sizes)
+        self.key: Key = key_of(self.tensors, layout, sizes)
+        self.outdated = False
+        self._versions = tuple(tensor._version for tensor in self.tensors)
+        self._groupings: list[Grouping | None] = [None, None]
+        self._slots: dict[int, tuple[Tensor, Stamp]] = {}
+        self._checks: tuple[Check, ...] = ()
+        self._lock = threading.RLock()
+
+    def is_fresh(self) -> bool:
+        """Whether the tensors still hold what they held at construction."""
+        if self.outdated:
+            return False
+        for tensor, version in zip(self.tensors, self._versions):  # noqa: B905
+            if tensor._version != version:
+                return False
+        return True
+
+    def preserved(self) -> Edges:
+        """The edges as they were when built, apart from their edited tensors."""
+        if self._groupings == [None, None]:
+            return Edges(self.tensors, self.layout, self.sizes, self.names.dst_end)
+        self.validate()
+        with torch.inference_mode(False), torch.no_grad():
+            if self.layout == CSR:
+                rows = self._groupings[0]
+                tensors, layout = (rows.ptr, rows.index), CSR
+            else:
+                end = 0 if self._groupings[0] is not None else 1
+                tensors, layout = (_edge_index(self._groupings[end], end),), COO
+        edges = Edges(tensors, layout, self.sizes, self.names.dst_end)
+        edges._groupings = list(self._groupings)
+        edges._slots = dict(self._slots)
+        return edges
+
+    def grouping(self, end: int) -> Grouping:
+        """The edges grouped by an end, safe to read on the current stream.
+
+        Raises:
+            ValueError: An index is out of range. Under `PYG_TIGA_VALIDATE=deferred`,
+                this may be raised by a later call.
+            RuntimeError: It is not there yet, and a CUDA graph is being captured.
+        """
+        grouping = self._groupings[end] or self._build(end)
+        if self.device.type == "cuda":
+            if is_capturing(self.device):
+                # Neither may the verdict be queried now.
+                CACHE.pin(self)
+                return grouping
+            grouping.stamp.use()
+        if self._checks:
+            self.poll()
+        return grouping
+
+    def slots(self, end: int) -> Tensor:
+        """Position by `end` of each position by the other end, `[E]`."""
+        cached = self._slots.get(end)
+        if cached is None:
+            rows, columns = self.grouping(end), self.grouping(1 - end)
+            refuse_capture(self.device, "The slot map of a relation")
+            with torch.inference_mode(False), torch.no_grad():
+                value = slots(rows, columns)
+            cached = self._slots[end] = value, Stamp([value])
+        cached[1].use()
+        return cached[0]
+
+    def built(self, end: int) -> Grouping | None:
+        """The grouping by an end, if it is there already."""
+        return self._groupings[end]
+
+    def poll(self) -> None:
+        """Raise if the edges are known to be bad; do not wait.
+
+        Raises:
+            ValueError: An index is out of range.
+        """
+        for check in self._checks:
+            check.poll()
+        self._drop_settled()
+
+    def validate(self) -> None:
+        """Raise if the edges are bad; wait for a verdict that is still on its way.
+
+        Raises:
+            ValueError: An index is out of range.
+        """
+        if self._groupings == [None, None]:
+            self._build(self.names.dst_end)
+        for check in self._checks:
+            check.settle()
+        self._drop_settled()
+
+    def is_validated(self) -> bool:
+        """Whether the host knows that all indices are in range."""
+        return self._groupings != [None, None] and not self._checks
+
+    def nbytes(self) -> int:
+        """Bytes of all that was built."""
+        maps = sum(value.nbytes for value, _ in list(self._slots.values()))
+        return maps + sum(g.nbytes for g in self._groupings if g is not None)
+
+    def held_bytes(self) -> int:
+        """Bytes that an entry of the memo keeps from being freed."""
+        return self.nbytes() + sum(tensor.nbytes for tensor in self.tensors)
+
+    def storages(self) -> set[int]:
+        """The storages of the tensors."""
+        return {tensor.untyped_storage()._cdata for tensor in self.tensors}
+
+    def _drop_settled(self) -> None:
+        self._checks = tuple(check for check in self._checks if check.is_open)
+
+    def _build(self, end: int) -> Grouping:
+        with self._lock:
+            found = self._groupings[end]
+            if found is not None:
+                return found
+            refuse_capture(self.device, "A relation")
+            self._require_nodes()
+            checks.poll_all()
+            # Built under inference mode, it could not be saved for a later backward.
+            with torch.inference_mode(False), torch.no_grad():
+                grouping, faults = self._group(end)
+                self._read(grouping, faults)
+            self._groupings[end] = grouping
+        CACHE.trim()
+        return grouping
+
+    def _group(self, end: int) -> tuple[Grouping, CooFaults | CsrFaults | None]:
+        for tensor in self.tensors:
+            if tensor.is_cuda:
+                # The memo may hold the last reference when this stream still reads it.
+                tensor.record_stream(torch.cuda.current_stream(self.device))
+        if self.layout != CSR:
+            is_sorted = _SORTED_END[self.layout] == end
+            trusted = self.is_validated()
+            return group_coo(
+                self.tensors[0], end, self.sizes, is_sorted=is_sorted, trusted=trusted
+            )
+        if end == 0:
+            return group_csr(*self.tensors, self.sizes[1])
+        return transpose(self.grouping(0)), None
+
+    def _read(self, grouping: Grouping, faults: CooFaults | CsrFaults | None) -> None:
+        """Bring statistics and verdict to the host, in one copy."""
+        deferred = settings().validate == "deferred"
+        good = grouping.ptr[-1:] if faults is None else faults.good
+        summary = summarise(grouping.ptr, grouping.index, good)
+        if deferred and faults is not None:
+            summary = torch.cat([summary, faults.locate()])
+        grouping.readback = Readback(summary, deferred)
+        arrays = [grouping.ptr, grouping.index]
+        arrays += [] if grouping.perm is None else [grouping.perm]
+        grouping.stamp = Stamp(arrays, complete=not deferred)
+        if faults is None:
+            return
+        words = faults.describe(self.names)
+        if deferred:
+            check = Check(grouping.readback, self.num_edges, words)
+            self._checks += (check,)
+            checks.remember(check)
+        elif not is_good(grouping.readback.values(), self.num_edges):
+            raise ValueError(words(faults.locate().tolist()))
+
+    def _require_nodes(self) -> None:
+        """Raise if there are edges but no nodes, which needs no look at the device."""
+        if self.num_edges == 0 or min(self.sizes) > 0:
+            return
+        end = 0 if self.sizes[0] == 0 else 1
+        if self.layout == CSR:
+            if end == 0:
+                raise ValueError(
+                    f"'rowptr' must rise from 0 to the number of edges, "
+                    f"{self.num_edges} (got no rows)"
+                )
+            value, place = int(self.tensors[1][0]), "position 0 of 'col'"
+        else:
+            value = int(self.tensors[0][end, 0])
+            place = f"position 0 (edge_index[{end}, 0])"
+        raise ValueError("The edges hold " + self.names.out_of_range(end, value, place))
+
+
+def _edge_index(grouping: Grouping, end: int) -> Tensor:
+    """The edge list of a grouping by an end, `[2, E]` in the caller's order."""
+    both = torch.stack((grouping.row_index(), grouping.index))  # [2, E]
+    if end == 1:
+        both = both.flip(0)
+    if grouping.perm is None:
+        return both
+    return torch.empty_like(both).index_copy_(1, grouping.perm.long(), both)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """An alias, or a copy of a tensor that has no version counter."""
+    if not tensor.is_inference():
+        return tensor.detach()
+    with torch.inference_mode(False):
+        return tensor.clone()

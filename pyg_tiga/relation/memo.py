@@ -1,0 +1,91 @@
+"""From the `edge_index` that a layer is called with to its relation, built once.
+
+What is found again: the same storage at the same offset, shape and strides, not edited
+since, with the same numbers of nodes, flow and sort order. An entry keeps the storage
+alive, so that no new tensor can come to lie at its address and pass for it. Entries are
+bounded in number and bytes; the least recently used goes first.
+
+Edits that PyTorch does not count, through `.data`, a shared NumPy array, or another
+`EdgeIndex` around the same tensor, go unnoticed: call :func:`forget` after them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.typing import SparseTensor
+
+from pyg_tiga.relation import inputs
+from pyg_tiga.relation.cache import CACHE
+from pyg_tiga.relation.graph import Graph, Handle, layout_of
+from pyg_tiga.relation.inputs import Flow
+
+
+def handle_of(
+    edge_index: Tensor,  # [2, E]
+    num_src: int,
+    num_dst: int,
+    flow: Flow = "source_to_target",
+) -> Handle:
+    """The handle of an `edge_index`, without building or looking up anything."""
+    tensor, layout = inputs.plain(edge_index)
+    return [tensor], layout_of(layout, inputs.dst_end_of(flow)), num_src, num_dst
+
+
+def relation_of(
+    edge_index: Tensor,  # [2, E]
+    num_src: int,
+    num_dst: int,
+    flow: Flow = "source_to_target",
+) -> Graph:
+    """The relation of an `edge_index`, from the memo if it is known.
+
+    Args:
+        edge_index: Edges, a plain tensor or a PyG `EdgeIndex`.
+        num_src: Source nodes.
+        num_dst: Destination nodes.
+        flow: With `"target_to_source"`, row 0 holds the destinations.
+
+    Raises:
+        TypeError: `edge_index` is no dense integer tensor.
+        ValueError: Its shape is wrong, or an index is out of range.
+        RuntimeError: It is not known, and a CUDA graph is being captured.
+    """
+    return Graph.from_handle(*handle_of(edge_index, num_src, num_dst, flow))
+
+
+def relation_of_adj(adj_t: Tensor | SparseTensor) -> Graph:
+    """The relation of a sparse matrix, from the memo if its structure is known.
+
+    Args:
+        adj_t: A sparse matrix whose rows are destinations; see
+            :meth:`Graph.from_adj`.
+
+    Raises:
+        TypeError: It is something else.
+        ValueError: It does not have two dimensions, or an index is out of range.
+    """
+    parts = inputs.take_adjacency(adj_t)
+    layout = layout_of(parts.layout, parts.dst_end)
+    num_src, num_dst = parts.sizes[1 - parts.dst_end], parts.sizes[parts.dst_end]
+    known = Graph.from_handle(parts.tensors, layout, num_src, num_dst)
+    return known if parts.value is None else known.with_value(parts.value)
+
+
+def forget(edge_index: Tensor | SparseTensor | Graph) -> None:
+    """Drop everything built from the storage of an `edge_index`.
+
+    Needed after an edit that PyTorch does not count (through `.data` or a shared NumPy
+    array). What a captured CUDA graph reads stays alive.
+    """
+    if isinstance(edge_index, Graph):
+        CACHE.forget(edge_index.handle()[0])
+    elif isinstance(edge_index, SparseTensor) or edge_index.layout != torch.strided:
+        CACHE.forget(inputs.take_adjacency(edge_index).tensors)
+    else:
+        CACHE.forget([inputs.plain(edge_index)[0]])
+
+
+def clear() -> None:
+    """Drop all entries of the memo."""
+    CACHE.clear()

@@ -1,0 +1,165 @@
+"""What the host learns about a grouping: one small tensor, one copy."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+# Lengths at which long rows may be cut; powers of two, because pieces are counted by
+# shifts.
+CHUNKS = tuple(2**k for k in range(6, 14))  # 64 ... 8192
+_SHIFTS = tuple(chunk.bit_length() - 1 for chunk in CHUNKS)
+
+# Degrees at which the tail is counted: all up to 4, then two an octave.
+THRESHOLDS = (0, 1, *(m << k for k in range(15) for m in (2, 3)), 65536)
+
+_GOOD, _LOWEST, _TAIL = 0, 1, 2
+_PIECES = _TAIL + len(THRESHOLDS)
+_SIGNATURE = _PIECES + len(CHUNKS)
+LENGTH = _SIGNATURE + 2
+_SAMPLE = 4096
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Degrees of the rows of a grouping, as the planner sees them.
+
+    Attributes:
+        num_rows: Rows.
+        num_edges: E.
+        max_degree: Edges of the longest row.
+        tail: For each of `THRESHOLDS`, how many rows have more edges than that.
+        hubs: For each of `CHUNKS`, how many rows have more edges than that.
+        items: For each of `CHUNKS`, into how many pieces of at most that many edges
+            these rows are cut.
+        signature: Two checksums of the structure, parts of `digest`.
+    """
+
+    num_rows: int
+    num_edges: int
+    max_degree: int
+    tail: tuple[int, ...]
+    hubs: dict[int, int]
+    items: dict[int, int]
+    signature: tuple[int, int]
+
+    @classmethod
+    def from_summary(cls, values: list[int], num_rows: int, num_edges: int) -> Stats:
+        """Read what :func:`summarise` wrote."""
+        tail = tuple(values[_TAIL:_PIECES])
+        above = dict(zip(THRESHOLDS, tail, strict=True))
+        pieces = dict(zip(CHUNKS, values[_PIECES:_SIGNATURE], strict=True))
+        # A row that is not cut counts as one piece, an empty one as none.
+        items = {c: -pieces[c] - (above[0] - above[c]) for c in CHUNKS}
+        hubs = {c: above[c] for c in CHUNKS}
+        signature = (values[_SIGNATURE], values[_SIGNATURE + 1])
+        longest = -values[_LOWEST]
+        return cls(num_rows, num_edges, longest, tail, hubs, items, signature)
+
+    def degree_quantile(self, q: float) -> int:
+        """Degree that a share `q` of the rows does not exceed.
+
+        Exact up to 4, above that rounded up to the next of `THRESHOLDS`.
+        """
+        rows_above = int((1.0 - q) * self.num_rows)
+        # `tail` falls; its negative rises, as bisection wants it.
+        place = bisect_left([-count for count in self.tail], -rows_above)
+        if place == len(THRESHOLDS):
+            return self.max_degree
+        return min(THRESHOLDS[place], self.max_degree)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the structure: sizes, degrees, and a sample of the indices."""
+        facts = (self.num_rows, self.num_edges, self.max_degree, self.tail)
+        text = repr((*facts, self.items, self.signature))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def summarise(
+    ptr: Tensor,  # [num_rows + 1]
+    index: Tensor,  # [E]
+    good: Tensor,  # [1]
+) -> Tensor:
+    """Write a grouping's statistics into one tensor on its device, without a sync.
+
+    Small graphs pay for every launch, so it takes few.
+
+    Args:
+        ptr: Start of each row.
+        index: The other end of each edge.
+        good: Number of edges whose ends are in range.
+
+    Returns:
+        `[LENGTH]` int64, for :meth:`Stats.from_summary`; the first entry is `good`.
+    """
+    out = torch.zeros(LENGTH, dtype=torch.int64, device=ptr.device)
+    out[_GOOD].copy_(good[0])
+    negative = ptr[:-1] - ptr[1:]  # [num_rows], minus the degrees
+    if negative.numel():
+        out[_LOWEST].copy_(negative.amin())
+    below, shifts = _constants(ptr.device, ptr.dtype)
+    torch.sum(negative < below, 1, out=out[_TAIL:_PIECES])
+    # The arithmetic shift rounds down, so that of a negative number rounds away from 0.
+    torch.sum(negative >> shifts, 1, out=out[_PIECES:_SIGNATURE])
+    out[_SIGNATURE].copy_(_signature(ptr))
+    out[_SIGNATURE + 1].copy_(_signature(index))
+    return out
+
+
+def is_good(values: list[int], num_edges: int) -> bool:
+    """Whether a summary found every index in range."""
+    return values[_GOOD] == num_edges
+
+
+class Readback:
+    """A device tensor's way to the host: at once, or when the device gets there.
+
+    Args:
+        values: One-dimensional tensor.
+        deferred: Do not wait for the device.
+    """
+
+    __slots__ = ("_event", "_host", "_values")
+
+    def __init__(self, values: Tensor, deferred: bool) -> None:
+        self._values: list[int] | None = None
+        self._event: torch.cuda.Event | None = None
+        if not deferred or values.device.type != "cuda":
+            self._values = values.tolist()
+            return
+        self._host = torch.empty(
+            values.shape, dtype=values.dtype, device="cpu", pin_memory=True
+        )
+        self._host.copy_(values, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(values.device))
+
+    def landed(self) -> bool:
+        """Whether `values` would return without waiting."""
+        return self._values is not None or self._event.query()
+
+    def values(self) -> list[int]:
+        """The values; waits for the device if they are not there yet."""
+        if self._values is None:
+            self._event.synchronize()
+            self._values = self._host.tolist()
+        return self._values
+
+
+def _signature(values: Tensor) -> Tensor:
+    """Checksum of an evenly spread sample that notices a change of order."""
+    sample = values[:: max(1, values.numel() // _SAMPLE)]
+    return (sample[:-1] * sample[1:]).sum()
+
+
+@lru_cache(maxsize=64)
+def _constants(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    below = torch.tensor(THRESHOLDS, dtype=dtype).neg_().unsqueeze(1)
+    shifts = torch.tensor(_SHIFTS, dtype=dtype).unsqueeze(1)
+    return below.to(device), shifts.to(device)

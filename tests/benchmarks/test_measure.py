@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from benchmarks import measure
+
+CPU = torch.device("cpu")
+
+
+def test_summary_is_a_median_with_an_interval():
+    timing = measure.summarise([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert timing.ms == 3.0
+    assert timing.best == 1.0
+    assert timing.low <= timing.ms <= timing.high
+    assert measure.summarise([2.0]) == measure.Timing(2.0, 2.0, 2.0, 2.0)
+
+
+def test_samples_follow_the_budget_within_limits():
+    calls = []
+    measure.time_eager(calls.append, CPU, sets=3, estimate_ms=1000.0, budget_s=0.1)
+    assert calls == [0, 1, 2, 0, 1]
+    calls.clear()
+    measure.time_eager(calls.append, CPU, sets=1, estimate_ms=1e-3, budget_s=0.1)
+    assert len(calls) == measure.MAX_ITERATIONS + 25
+
+
+def test_interleaved_calls_take_turns():
+    calls = []
+    runs = [lambda i: calls.append("a"), lambda i: calls.append("b")]
+    first, second = measure.time_interleaved(runs, budget_s=1e-6)
+    assert calls == ["a", "b"] * 6
+    assert first.ms >= 0
+    assert second.ms >= 0
+
+
+def test_host_overhead_is_the_difference():
+    beyond, whole, part = measure.host_overhead(
+        lambda: time.sleep(2e-4), lambda: None, CPU
+    )
+    assert beyond.ms == pytest.approx(whole - part, rel=0.2)
+    assert 0.2 <= beyond.low <= beyond.ms <= beyond.high
+
+
+def test_nothing_of_a_gpu_on_the_cpu():
+    assert measure.input_sets(1, CPU) == 1
+    assert measure.copy_bandwidth(CPU) is None
+    assert measure.first_call(lambda i: None, CPU)[1] is None
+
+
+@pytest.mark.gpu
+def test_replay_agrees_with_eager_on_a_large_product():
+    device = torch.device("cuda")
+    a = torch.randn(2048, 2048, device=device)
+    run = lambda i: a @ a  # noqa: E731
+    eager = measure.time_eager(run, device, sets=1, estimate_ms=0.5, budget_s=0.05)
+    replay = measure.time_replay(run, sets=1, estimate_ms=eager.ms, budget_s=0.05)
+    assert replay.ms == pytest.approx(eager.ms, rel=0.3)
+    assert measure.input_sets(1 << 20, device) > 1
+    assert measure.first_call(run, device)[1] >= a.nbytes
+    assert measure.copy_bandwidth(device) > 100

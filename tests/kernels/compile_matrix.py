@@ -1,0 +1,189 @@
+"""Compile every kernel for GPUs that are not here, and report what fails.
+
+Run as a program, because Triton decides once per process whether it interprets:
+`python -m tests.kernels.compile_matrix [--all] [--shard K/N]`. One line per failure, then
+the number of compilations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pyg_tiga.kernels import extremum, sddmm, spmm
+from pyg_tiga.planner.schedule.defaults import rules
+from pyg_tiga.problem import Problem, Schedule
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+FEATURES = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel with its constexprs; pointer types follow the argument's name."""
+
+    kernel: Any
+    constants: dict[str, int]
+    dtype: str = "fp32"
+    index: str = "i32"
+    warps: int = 1
+    label: str = field(default="", compare=False)
+
+    def signature(self) -> dict[str, str]:
+        """Triton's type of every argument."""
+        return {name: self._type(name) for name in self.kernel.arg_names}
+
+    def _type(self, name: str) -> str:
+        if name in self.constants:
+            return "constexpr"
+        if name in ("ptr_ptr", "index_ptr", "perm_ptr", "slot_ptr", "rowptr_ptr"):
+            return f"*{self.index}"
+        if name == "item_start_ptr":
+            return f"*{self.index}"
+        if name in ("item_row_ptr", "hub_row_ptr", "hub_ptr_ptr"):
+            return "*i32"
+        if name in ("aux_ptr", "partial_aux_ptr"):
+            return "*i32"
+        if name in ("partial_ptr", "row_scale_ptr", "col_scale_ptr"):
+            return "*fp32"
+        return f"*{self.dtype}" if name.endswith("_ptr") else "i32"
+
+    def attributes(self) -> dict[tuple[int], list[list[Any]]]:
+        """Sixteen-byte alignment, as for the tensors and widths that models use."""
+        free = {"num_rows", "num_items", "chunk"}
+        return {
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(self.kernel.arg_names)
+            if name not in self.constants and name not in free
+        }
+
+    def compile(self, target: GPUTarget) -> None:
+        """Compile for a target; raises what Triton raises."""
+        source = ASTSource(
+            self.kernel, self.signature(), self.constants, self.attributes()
+        )
+        triton.compile(source, target=target, options={"num_warps": self.warps})
+
+
+def cases(everything: bool) -> Iterator[Case]:
+    """The shipped table times the flag sets; with more dtypes where all is asked for."""
+    dtypes = tuple(DTYPES) if everything else (torch.float32,)
+    indices = ("i32", "i64") if everything else ("i32",)
+    for dtype, index in itertools.product(dtypes, indices):
+        for op, schedule in _schedules(dtype):
+            for kernel, flags in _FLAGS[op](everything):
+                blocks = {
+                    "BLOCK_R": schedule.rows,
+                    "BLOCK_E": schedule.edges,
+                    "BLOCK_F": schedule.slice,
+                }
+                constants = {**flags, **blocks}
+                yield Case(kernel, constants, DTYPES[dtype], index, schedule.warps)
+        yield from _others(DTYPES[dtype], index)
+    if not everything:
+        yield Case(
+            spmm.spmm_rows,
+            {**_spmm_flags(1, 1, 1, 1), "BLOCK_R": 1, "BLOCK_E": 8, "BLOCK_F": 64},
+            "bf16",
+            "i64",
+        )
+
+
+def _schedules(dtype: torch.dtype) -> list[tuple[str, Schedule]]:
+    found = []
+    for rule in rules():
+        width = min(FEATURES, int(min(rule.row_bytes_at_most, 2**20)) // dtype.itemsize)
+        problem = Problem(
+            rule.op, 1, 1, 1, width, dtype, dtype, torch.int32, "cuda", (9, 0)
+        )
+        found.append((rule.op, rule.schedule(problem)))
+    return list(dict.fromkeys(found))
+
+
+def _spmm_flags(split: int, weight: int, row: int, col: int) -> dict[str, int]:
+    names = ("SPLIT", "HAS_WEIGHT", "HAS_ROW_SCALE", "HAS_COL_SCALE")
+    return dict(zip(names, map(bool, (split, weight, row, col)), strict=True))
+
+
+def _spmm(everything: bool) -> Iterator[tuple[Any, dict[str, int]]]:
+    sets = [(1, 0, 1, 0), (1, 1, 0, 1)]
+    for flags in itertools.product((0, 1), repeat=4) if everything else sets:
+        yield spmm.spmm_rows, _spmm_flags(*flags)
+
+
+def _extremum(everything: bool) -> Iterator[tuple[Any, dict[str, int]]]:
+    for save, sign in ((0, 1), (1, 1), (2, -1)):
+        flags = {"SPLIT": True, "SIGN": sign, "SAVE": save}
+        yield extremum.extremum_rows, flags
+
+
+def _columns(everything: bool) -> Iterator[tuple[Any, dict[str, int]]]:
+    for save in (1, 2):
+        yield extremum.extremum_columns, {"SPLIT": True, "SAVE": save}
+
+
+def _sddmm(everything: bool) -> Iterator[tuple[Any, dict[str, int]]]:
+    for perm in (False, True):
+        yield sddmm.sddmm_rows, {"SPLIT": True, "HAS_PERM": perm}
+
+
+_FLAGS = {
+    "spmm": _spmm,
+    "spmm_extremum": _extremum,
+    "spmm_extremum_backward": _columns,
+    "sddmm": _sddmm,
+}
+
+
+def _others(dtype: str, index: str) -> Iterator[Case]:
+    merge = {"BLOCK_K": 8, "BLOCK_F": 128}
+    for scaled in (False, True):
+        yield Case(spmm.spmm_merge, {"HAS_ROW_SCALE": scaled, **merge}, dtype, index)
+    for save, sign in ((0, 1), (1, 1), (2, -1)):
+        flags = {"SIGN": sign, "SAVE": save, **merge}
+        yield Case(extremum.extremum_merge, flags, dtype, index)
+    winners = {"BLOCK_R": 4, "BLOCK_F": 128}
+    yield Case(extremum.extremum_scatter, winners, dtype, index, warps=2)
+
+
+def main() -> int:
+    """Compile the matrix; the exit status says whether everything compiled."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--shard", default="0/1")
+    options = parser.parse_args()
+    shard, shards = map(int, options.shard.split("/"))
+    matrix = list(itertools.product(cases(options.all), TARGETS.items()))[shard::shards]
+    failures = 0
+    for case, (name, target) in matrix:
+        try:
+            case.compile(target)
+        except (RuntimeError, triton.TritonError) as error:
+            failures += 1
+            flags = " ".join(f"{k}={v}" for k, v in case.constants.items())
+            sys.stdout.write(
+                f"FAILED {case.kernel.__name__} {case.dtype} {flags} for {name}: "
+                f"{error}\n"
+            )
+    sys.stdout.write(f"{len(matrix)} compilations, {failures} failures\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
