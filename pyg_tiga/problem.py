@@ -88,6 +88,8 @@ class Schedule:
         slice: Feature columns per program; the slices are the outer grid axis.
         warps: Warps per program.
         chunk: Rows with more edges than this are cut into pieces of this many.
+        prescale: Scale the dense operand by its nodes' degrees in a pass of its own,
+            instead of at every edge.
     """
 
     rows: int
@@ -95,9 +97,10 @@ class Schedule:
     slice: int
     warps: int
     chunk: int
+    prescale: bool = False
 
     def __str__(self) -> str:
         return (
             f"rows={self.rows} edges={self.edges} slice={self.slice} "
-            f"warps={self.warps} chunk={self.chunk}"
+            f"warps={self.warps} chunk={self.chunk} prescale={self.prescale}"
         )

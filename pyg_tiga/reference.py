@@ -156,6 +156,27 @@ def spmm_extremum_backward(
     return edges.sum_to_cols(share).to(x.dtype)
 
 
+def spmm_extremum_select(
+    graph: Graph,
+    value: Tensor,  # [N_src, F]
+    x: Tensor,  # [N_src, F]
+    out: Tensor,  # [N_dst, F]
+    aux: Tensor,  # [N_dst, F]
+    ties: Ties,
+) -> Tensor:
+    """Transpose of :func:`spmm_extremum_backward`, linear in `value`: ``[N_dst, F]``.
+
+    Each destination takes from `value` what its winners hold there, by their shares.
+    """
+    edges = _edges(graph)
+    held = value.to(_accumulator(x.dtype)).index_select(0, edges.col)  # [E, F]
+    if ties == "first":
+        return edges.sum_to_rows(_keep(_is_winner(edges, aux), held)).to(x.dtype)
+    message = _messages(edges, x.detach(), None)
+    best = out.detach().to(message.dtype).index_select(0, edges.row)
+    return (edges.sum_to_rows((message == best) * held) / aux).to(x.dtype)
+
+
 def spmm_extremum_weight_backward(
     graph: Graph,
     grad: Tensor,  # [N_dst, F]

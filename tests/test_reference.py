@@ -257,6 +257,19 @@ def test_explicit_extremum_backward_equals_autograd(row, reduce, ties, weighted,
         torch.testing.assert_close(grad, weight.grad)
 
 
+@ROWS
+@TIES
+def test_select_is_the_transpose_of_the_backward(row, ties):
+    case = double_case(row, tied=True)
+    graph = case.graph()
+    out, aux = reference.spmm_extremum(graph, case.x, "max", None, ties)
+    value = torch.randn_like(case.x)
+    saved = (case.x, out, aux, ties)
+    spread = reference.spmm_extremum_backward(graph, case.grad, *saved)
+    taken = reference.spmm_extremum_select(graph, value, *saved)
+    torch.testing.assert_close((spread * value).sum(), (case.grad * taken).sum())
+
+
 @SMALL
 @TIES
 def test_explicit_extremum_backward_is_differentiable(row, ties):

@@ -73,15 +73,7 @@ def _spmm_extremum_select(
     out: Tensor,
     aux: Tensor,
 ) -> Tensor:
-    """The transpose of the backward, which is linear in the gradient: by its own VJP."""
-    with torch.enable_grad():
-        shape = (problem.num_dst, problem.features)
-        grad = value.new_zeros(shape).requires_grad_()
-        grad_x = reference.spmm_extremum_backward(
-            graph, grad, x, out, aux, problem.ties
-        )
-        (selected,) = torch.autograd.grad(grad_x, grad, value.to(grad_x.dtype))
-    return selected
+    return reference.spmm_extremum_select(graph, value, x, out, aux, problem.ties)
 
 
 def _sddmm(

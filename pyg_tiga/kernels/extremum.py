@@ -46,7 +46,8 @@ def _store(out_ptr, aux_ptr, o, best, aux, filled, mask, SIGN: tl.constexpr, SAV
     if SAVE == 1:
         aux += (value == 0).to(tl.int32)
     elif SAVE == 2:
-        aux = tl.where(aux == NO_EDGE, -1, aux)
+        # Where nothing is larger than -inf, the first edge of the row is the first.
+        aux = tl.where(aux == NO_EDGE, tl.where(filled, 0, -1), aux)
     if SAVE > 0:
         tl.store(aux_ptr + o, aux, mask=mask)
 
@@ -105,10 +106,24 @@ def extremum_rows(
             aux = tl.where(b_x > acc, 1, ties)
         elif SAVE == 2:
             place = (o_e - first[:, None]).to(tl.int32)[:, :, None]
-            beats = (b_x > acc) | ((b_x != b_x) & (acc == acc))
-            beats = beats | ((aux == NO_EDGE) & m_e[:, :, None])
-            aux = tl.where(beats, place, aux)
+            aux = tl.where(b_x > acc, place, aux)
         acc = _larger(acc, b_x)
+    if SAVE == 2:
+        # NaN beats nothing above, to keep the loop short; rows that hold one are rare.
+        m_nan = tl.reshape(acc != acc, [BLOCK_R * BLOCK_E * BLOCK_F])
+        if tl.max(m_nan.to(tl.int32), axis=0) > 0:
+            aux = tl.where(acc != acc, NO_EDGE, aux)
+            for step in range(0, longest, BLOCK_E):
+                o_e = (start + step)[:, None] + tl.arange(0, BLOCK_E)[None, :]
+                m_e = o_e < end[:, None]
+                j = tl.load(index_ptr + o_e, mask=m_e, other=0).to(tl.int64)
+                b_x = tl.load(
+                    x_ptr + (j * stride_x)[:, :, None] + o_f[None, None, :],
+                    mask=m_e[:, :, None] & m_f[None, None, :],
+                    other=0.0,
+                ).to(tl.float32)
+                place = (o_e - first[:, None]).to(tl.int32)[:, :, None]
+                aux = tl.where(b_x != b_x, tl.minimum(aux, place), aux)
     best, kept = _fold(acc, aux, 1, SAVE)  # [BLOCK_R, BLOCK_F]
     m_out = m_row[:, None] & m_f[None, :]
     if SPLIT:

@@ -197,19 +197,21 @@ class DropIn(MessagePassing):
 
     def _override_reasons(self) -> list[str]:
         """Names the methods that a subclass or an instance has replaced."""
-        stock = self._pyg_class
+        cls, stock, own = type(self), self._pyg_class, self.__dict__
         names = [
             name
             for name in ("message", "aggregate", "update", "message_and_aggregate")
-            if getattr(getattr(self, name), "__func__", None)
-            is not getattr(stock, name)
+            if name in own or getattr(cls, name) is not getattr(stock, name)
         ]
-        cls = type(self)
         # PyG itself switches between the two in explain mode and for decomposed layers.
-        propagate = getattr(self.propagate, "__func__", None)
-        if cls._overrides_propagate or (
-            propagate is not cls._jinja_propagate
-            and propagate is not cls._orig_propagate
+        stock_propagates = (cls._jinja_propagate, cls._orig_propagate)
+        if (
+            cls._overrides_propagate
+            or cls.propagate is not cls._jinja_propagate
+            or (
+                "propagate" in own
+                and getattr(own["propagate"], "__func__", None) not in stock_propagates
+            )
         ):
             names.append("propagate")
         return [f"'{name}' is overridden" for name in names]

@@ -61,8 +61,8 @@ def transform_first(
     before, after = narrow_passes * narrow, wide_passes * wide
     num_src, num_dst = counts
     if torch.compiler.is_compiling():
-        # Sizes may be symbols here, and a comparison of them would be a guard.
-        return num_src is num_dst and before <= after
+        # Sizes may be symbols here, and to compare costs would be a guard on them.
+        return before <= after and num_src == num_dst
     edges = num_edges(edge_index)
     before = edges * before + num_src * (wide + narrow)
     if narrow_passes > wide_passes:

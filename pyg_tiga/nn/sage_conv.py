@@ -127,7 +127,7 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
 
         x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
         counts = self._check(x_src, x_dst, edge_index, size)
-        if self.project and hasattr(self, "lin"):
+        if self.project and "lin" in self._modules:
             x_src = self.lin(x_src).relu()
         out = self._convolve(x_src, x_dst, edge_index, counts)
         if self.normalize:
@@ -158,7 +158,8 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
     ) -> tuple[int, int]:
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
         modules = self._modules
-        check_features("x", x_src, modules["lin" if self.project else "lin_l"])
+        projects = self.project and "lin" in modules
+        check_features("x", x_src, modules["lin" if projects else "lin_l"])
         rooted = self.root_weight and x_dst is not None
         if rooted:
             name = "x" if x_dst is x_src else "x[1]"

@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_tiga import _features, reference
 from pyg_tiga.planner import Plan, plan
 from pyg_tiga.problem import Problem
+from pyg_tiga.relation.csr import Grouping
 from pyg_tiga.relation.graph import Graph
 
 
@@ -103,11 +104,18 @@ def sddmm(graph: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
     `normalize` scales as in :func:`spmm`: each is a part of the other's gradient.
     """
     if normalize == "dst":
-        a = (a * graph.rows().degree_inv().unsqueeze(1)).to(a.dtype)
+        a = _scaled(a, graph.rows())
     elif normalize == "src":
-        b = (b * graph.columns().degree_inv().unsqueeze(1)).to(b.dtype)
+        b = _scaled(b, graph.columns())
     problem = _problem("sddmm", graph, b, torch.result_type(a, b))
     return plan(problem).run(graph, a, b)
+
+
+def _scaled(x: Tensor, rows: Grouping) -> Tensor:
+    """Rows of x over their degrees, rounded to the dtype of x once."""
+    double = x.dtype == torch.float64
+    inverse = rows.degree_inv(torch.float64 if double else torch.float32)
+    return (x * inverse.unsqueeze(1)).to(x.dtype)
 
 
 def _extremum_problem(

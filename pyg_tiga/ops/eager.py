@@ -129,19 +129,19 @@ class _Eager:
         relation: Graph, x: Tensor, weight: Tensor | None, normalize: str
     ) -> Tensor:
         if _wants_grad(x, weight):
-            return _Spmm.apply(x, weight, relation, normalize)
+            return _apply(_Spmm, x, weight, relation, normalize)
         return bodies.spmm(relation, x, weight, normalize)
 
     @staticmethod
     def sddmm(relation: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
         if _wants_grad(a, b):
-            return _Sddmm.apply(a, b, relation, normalize)
+            return _apply(_Sddmm, a, b, relation, normalize)
         return bodies.sddmm(relation, a, b, normalize)
 
     @staticmethod
     def extremum(relation: Graph, x: Tensor, reduce: str, ties: str) -> Tensor:
         if _wants_grad(x):
-            return _Extremum.apply(x, relation, reduce, ties)[0]
+            return _apply(_Extremum, x, relation, reduce, ties)[0]
         return bodies.spmm_extremum(relation, x, reduce, "none")[0]
 
     @staticmethod
@@ -149,7 +149,7 @@ class _Eager:
         relation: Graph, grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
     ) -> Tensor:
         if _wants_grad(grad):
-            return _ExtremumBackward.apply(grad, x, out, aux, relation, ties)
+            return _apply(_ExtremumBackward, grad, x, out, aux, relation, ties)
         return bodies.spmm_extremum_backward(relation, grad, x, out, aux, ties)
 
     @staticmethod
@@ -157,11 +157,22 @@ class _Eager:
         relation: Graph, value: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
     ) -> Tensor:
         if _wants_grad(value):
-            return _ExtremumSelect.apply(value, x, out, aux, relation, ties)
+            return _apply(_ExtremumSelect, value, x, out, aux, relation, ties)
         return bodies.spmm_extremum_select(relation, value, x, out, aux, ties)
 
 
 EAGER = _Eager()
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """`function.apply(*args)`, without what only functional transforms need.
+
+    To fill in defaults for them, PyTorch inspects the signature of `forward` at every
+    call, which costs as much as all the rest of ours.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)
 
 
 def _wants_grad(*tensors: Tensor | None) -> bool:

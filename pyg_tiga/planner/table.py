@@ -22,7 +22,11 @@ _CUDA: dict[str, tuple[Implementation, ...]] = {
 _CPU: dict[str, tuple[Implementation, ...]] = {
     **_CUDA,
     "spmm": (vendor.SPMM_CPU, scatter.SPMM, triton_spmm.SPMM),
-    "spmm_extremum": (scatter.SPMM_EXTREMUM, triton_spmm.SPMM_EXTREMUM),
+    "spmm_extremum": (
+        vendor.SPMM_EXTREMUM_CPU,
+        scatter.SPMM_EXTREMUM,
+        triton_spmm.SPMM_EXTREMUM,
+    ),
     "spmm_extremum_backward": (
         scatter.SPMM_EXTREMUM_BACKWARD,
         triton_spmm.SPMM_EXTREMUM_COLUMNS,

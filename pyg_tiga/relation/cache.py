@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_ENTRIES = 64
 MAX_BYTES_CPU = 2 << 30
 # Share of a device's memory that entries may hold.
-MAX_SHARE = 1 / 16
+MAX_SHARE = 1 / 8
 
 Key = tuple[Any, ...]
 
@@ -26,10 +26,11 @@ Key = tuple[Any, ...]
 class Entry:
     """An entry: the edges, and room for the objects that a hit hands out."""
 
-    __slots__ = ("edges", "views")
+    __slots__ = ("edges", "nbytes", "views")
 
     def __init__(self, edges: Edges) -> None:
         self.edges = edges
+        self.nbytes = 0
         self.views: dict[int, Any] = {}
 
 
@@ -50,6 +51,28 @@ def key_of(tensors: Sequence[Tensor], layout: str, sizes: tuple[int, int]) -> Ke
             tensor.dtype,
         )
     return tuple(key)
+
+
+def has_no_other_holder(storage: int, own: int) -> bool:
+    """Whether a storage is held by no more than `own` tensors.
+
+    Args:
+        storage: Its address, as in a key; one of the tensors keeps it valid.
+        own: Number of tensors.
+    """
+    if _use_count is None:
+        return False
+    return _use_count(storage) < _one_holder() + own
+
+
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+@lru_cache(maxsize=1)
+def _one_holder() -> int:
+    """What PyTorch counts for a storage that one tensor holds."""
+    lonely = torch.zeros(1, device="cpu")
+    return _use_count(lonely.untyped_storage()._cdata)
 
 
 class Cache:
@@ -76,6 +99,7 @@ class Cache:
         self.building = threading.RLock()
         self._lock = threading.RLock()
         self._entries: OrderedDict[Key, Entry] = OrderedDict()
+        self._total: dict[torch.device, int] = {}
         self._alive: WeakValueDictionary[Key, Edges] = WeakValueDictionary()
         self._pinned: dict[int, Edges] = {}
 
@@ -90,7 +114,7 @@ class Cache:
                 return None
             if not entry.edges.is_fresh():
                 # The key's version came from another counter on the same storage.
-                del self._entries[key]
+                self._drop(key)
                 return None
             self._entries.move_to_end(key)
             return entry
@@ -98,35 +122,56 @@ class Cache:
     def find_alive(self, key: Key) -> Edges | None:
         """Edges that someone holds, in an entry or not."""
         with self._lock:
-            entry = self._entries.get(key)
-            edges = self._alive.get(key) if entry is None else entry.edges
+            edges = self._alive.get(key)
             return edges if edges is not None and edges.is_fresh() else None
 
-    def watch(self, key: Key, edges: Edges) -> None:
+    def watch(self, edges: Edges) -> None:
         """Find the edges by their key for as long as someone holds them."""
         with self._lock:
-            self._alive[key] = edges
+            self._alive[edges.key] = edges
 
-    def keep(self, key: Key, edges: Edges) -> Entry:
+    def keep(self, edges: Edges) -> Entry:
         """Make an entry."""
         with self._lock:
-            entry = self._entries[key] = Entry(edges)
-            self._alive[key] = edges
-            self.trim()
+            self._drop_unreachable()
+            self._drop(edges.key)
+            entry = self._entries[edges.key] = Entry(edges)
+            self._alive[edges.key] = edges
+            self.grown(edges)
         return entry
 
-    def trim(self) -> None:
-        """Drop entries until the bounds hold."""
+    def grown(self, edges: Edges) -> None:
+        """Count the bytes of the edges anew, and drop entries until the bounds hold."""
         with self._lock:
+            entry = self._entries.get(edges.key)
+            if entry is None or entry.edges is not edges:
+                return
+            held, device = edges.held_bytes(), edges.device
+            self._total[device] = self._total.get(device, 0) + held - entry.nbytes
+            entry.nbytes = held
             while len(self._entries) > self.max_entries:
-                self._entries.popitem(last=False)
-            total: dict[torch.device, int] = {}
-            for place, (key, entry) in enumerate(reversed(list(self._entries.items()))):
-                device = entry.edges.device
-                total[device] = total.get(device, 0) + entry.edges.held_bytes()
-                if place > 0 and total[device] > self.max_bytes(device):
-                    total[device] -= entry.edges.held_bytes()
-                    del self._entries[key]
+                self._drop(next(iter(self._entries)))
+            if self._total[device] > self.max_bytes(device):
+                self._drop_bytes(device)
+
+    def _drop_bytes(self, device: torch.device) -> None:
+        *older, _newest = self._entries.items()
+        for key, entry in older:
+            if self._total[device] <= self.max_bytes(device):
+                return
+            if entry.edges.device == device:
+                self._drop(key)
+
+    def _drop_unreachable(self) -> None:
+        """Drop entries whose storage nobody else holds: they cannot be asked for."""
+        for key, entry in list(self._entries.items()):
+            if entry.edges.is_unreachable():
+                self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._total[entry.edges.device] -= entry.nbytes
 
     def pin(self, edges: Edges) -> None:
         """Keep the edges for good: a CUDA graph reads them at every replay."""
@@ -138,15 +183,16 @@ class Cache:
         storages = {tensor.untyped_storage()._cdata for tensor in tensors}
         with self._lock:
             for key, edges in list(self._alive.items()):
-                if storages & edges.storages():
+                if storages & edges.storages.keys():
                     edges.outdated = True
                     self._alive.pop(key, None)
-                    self._entries.pop(key, None)
+                    self._drop(key)
 
     def clear(self) -> None:
         """Drop all entries."""
         with self._lock:
             self._entries.clear()
+            self._total.clear()
 
 
 @lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -79,8 +80,8 @@ class Grouping:
     readback: Readback | None = field(default=None, repr=False)
     stamp: Stamp | None = field(default=None, repr=False)
     _stats: Stats | None = field(default=None, init=False, repr=False)
-    _degree_inv: tuple[Tensor, Stamp] | None = field(
-        default=None, init=False, repr=False
+    _degree_inv: dict[torch.dtype, tuple[Tensor, Stamp]] = field(
+        default_factory=dict, init=False, repr=False
     )
     _work_items: dict[int, tuple[WorkItems, Stamp]] = field(
         default_factory=dict, init=False, repr=False
@@ -111,7 +112,7 @@ class Grouping:
         """Bytes of all tensors that the grouping keeps."""
         held = [self.ptr, self.index]
         held += [] if self.perm is None else [self.perm]
-        held += [] if self._degree_inv is None else [self._degree_inv[0]]
+        held += [value for value, _ in list(self._degree_inv.values())]
         for items, _ in list(self._work_items.values()):
             held += items.tensors()
         return sum(tensor.nbytes for tensor in held)
@@ -120,14 +121,14 @@ class Grouping:
         """Edges of each row, `[num_rows]`."""
         return self.ptr[1:] - self.ptr[:-1]
 
-    def degree_inv(self) -> Tensor:
-        """1 / max(degree, 1) of each row, `[num_rows]` float32."""
-        cached = self._degree_inv
+    def degree_inv(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """1 / max(degree, 1) of each row, `[num_rows]`; cached for each `dtype`."""
+        cached = self._degree_inv.get(dtype)
         if cached is None:
             refuse_capture(self.ptr.device, "The inverse degrees of a relation")
             with torch.inference_mode(False), torch.no_grad():
-                value = self.degree().clamp_(min=1).to(torch.float32).reciprocal_()
-            cached = self._degree_inv = value, Stamp([value])
+                value = self.degree().clamp_(min=1).to(dtype).reciprocal_()
+            cached = self._degree_inv[dtype] = value, Stamp([value])
         cached[1].use()
         return cached[0]
 
@@ -340,9 +341,14 @@ def _clamp(
     if sizes[-1] != sizes[0]:
         limit[-1].fill_(sizes[-1] - 1)
     # With tensors for bounds, clamping and narrowing are one pass.
-    torch.clamp(index, torch.zeros_like(limit), limit, out=ends)
+    torch.clamp(index, _zero(index.device, index.dtype), limit, out=ends)
     moved = index != ends
     return ends, moved[0] | moved[1] if len(sizes) == 2 else moved[0]
+
+
+@lru_cache(maxsize=64)
+def _zero(device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(1, dtype=dtype, device=device)
 
 
 def _pointers(key: Tensor, num_rows: int) -> Tensor:

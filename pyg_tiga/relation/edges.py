@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 
 import torch
 from torch import Tensor
 
 from pyg_tiga._settings import settings
 from pyg_tiga.relation import check as checks
-from pyg_tiga.relation.cache import CACHE, Key, key_of
+from pyg_tiga.relation.cache import CACHE, Key, has_no_other_holder, key_of
 from pyg_tiga.relation.check import Check, CooFaults, CsrFaults, Names
 from pyg_tiga.relation.csr import (
     Grouping,
@@ -54,6 +55,7 @@ class Edges:
         self.device = tensors[0].device
         self.index_dtype = index_dtype(self.num_edges, *sizes)
         self.key: Key = key_of(self.tensors, layout, sizes)
+        self.storages = Counter(t.untyped_storage()._cdata for t in self.tensors)
         self.outdated = False
         self._versions = tuple(tensor._version for tensor in self.tensors)
         self._groupings: list[Grouping | None] = [None, None]
@@ -74,14 +76,15 @@ class Edges:
         """The edges as they were when built, apart from their edited tensors."""
         if self._groupings == [None, None]:
             return Edges(self.tensors, self.layout, self.sizes, self.names.dst_end)
+        refuse_capture(self.device, "A copy of an edited relation")
         self.validate()
+        end = 0 if self._groupings[0] is not None else 1
+        grouping = self.grouping(end)
         with torch.inference_mode(False), torch.no_grad():
             if self.layout == CSR:
-                rows = self._groupings[0]
-                tensors, layout = (rows.ptr, rows.index), CSR
+                tensors, layout = (grouping.ptr, grouping.index), CSR
             else:
-                end = 0 if self._groupings[0] is not None else 1
-                tensors, layout = (_edge_index(self._groupings[end], end),), COO
+                tensors, layout = (_edge_index(grouping, end),), COO
         edges = Edges(tensors, layout, self.sizes, self.names.dst_end)
         edges._groupings = list(self._groupings)
         edges._slots = dict(self._slots)
@@ -115,6 +118,7 @@ class Edges:
             with torch.inference_mode(False), torch.no_grad():
                 value = slots(rows, columns)
             cached = self._slots[end] = value, Stamp([value])
+            CACHE.grown(self)
         cached[1].use()
         return cached[0]
 
@@ -157,9 +161,11 @@ class Edges:
         """Bytes that an entry of the memo keeps from being freed."""
         return self.nbytes() + sum(tensor.nbytes for tensor in self.tensors)
 
-    def storages(self) -> set[int]:
-        """The storages of the tensors."""
-        return {tensor.untyped_storage()._cdata for tensor in self.tensors}
+    def is_unreachable(self) -> bool:
+        """Whether nobody but the edges themselves holds the storages."""
+        return all(
+            map(has_no_other_holder, self.storages.keys(), self.storages.values())
+        )
 
     def _drop_settled(self) -> None:
         self._checks = tuple(check for check in self._checks if check.is_open)
@@ -177,7 +183,7 @@ class Edges:
                 grouping, faults = self._group(end)
                 self._read(grouping, faults)
             self._groupings[end] = grouping
-        CACHE.trim()
+        CACHE.grown(self)
         return grouping
 
     def _group(self, end: int) -> tuple[Grouping, CooFaults | CsrFaults | None]:

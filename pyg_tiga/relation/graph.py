@@ -142,6 +142,7 @@ class Graph:
 
     @classmethod
     def _from_parts(cls, parts: Parts) -> Graph:
+        inputs.check_parts(parts)
         edges = _share(parts)
         edges.grouping(parts.dst_end)  # Checks the indices.
         return cls(edges, parts.dst_end, parts.value)
@@ -163,7 +164,7 @@ class Graph:
         for tensor in tensors:
             if tensor.is_inference():
                 # Without a version counter, edits would go unnoticed.
-                return cls(Edges(tuple(tensors), base, sizes, dst_end), dst_end)
+                return cls._from_parts(Parts(tuple(tensors), base, dst_end, sizes))
         key = key_of(tensors, base, sizes)
         entry = CACHE.find(key)
         if entry is None:
@@ -277,7 +278,7 @@ class Graph:
         edges = self._edges
         if not edges.is_fresh():
             self._edges = edges = edges.preserved()
-            CACHE.watch(edges.key, edges)
+            CACHE.watch(edges)
         return edges
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -306,7 +307,7 @@ def _share(parts: Parts) -> Edges:
         if known is not None:
             return known
     edges = Edges(parts.tensors, parts.layout, parts.sizes, parts.dst_end)
-    CACHE.watch(edges.key, edges)
+    CACHE.watch(edges)
     return edges
 
 
@@ -319,7 +320,7 @@ def _remember(parts: Parts, key: Key) -> Entry:
         inputs.check_parts(parts)
         edges = _share(parts)
         edges.grouping(parts.dst_end)
-        return CACHE.keep(key, edges)
+        return CACHE.keep(edges)
 
 
 def _rebuild(parts: Parts) -> Graph:

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import increment_version
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
@@ -46,14 +45,14 @@ def plain(edge_index: Tensor) -> tuple[Tensor, str]:
 
 def _data_of(edge_index: EdgeIndex) -> Tensor:
     """The tensor inside; its counter misses edits through the wrapper, so add them."""
-    data, state = edge_index._data, edge_index.__dict__
+    data = edge_index._data
     if torch.compiler.is_compiling() or data.is_inference():
         return data
     if edge_index.is_inference():
         # The wrapper counts no edits either: to the memo this is an inference tensor.
         with torch.inference_mode():
             return data.clone()
-    version = edge_index._version
+    version, state = edge_index._version, edge_index.__dict__
     if version != state.get(_SEEN, 0):
         increment_version(data)
         state[_SEEN] = version
@@ -183,7 +182,8 @@ def take_adjacency(adj_t: Tensor | SparseTensor) -> Parts:
 
     Raises:
         TypeError: It is no sparse matrix of a known layout.
-        ValueError: It does not have two dimensions.
+        ValueError: It does not have two dimensions, or requires a gradient without
+            being coalesced.
     """
     if isinstance(adj_t, SparseTensor):
         rowptr, col, value = adj_t.csr()
@@ -241,19 +241,11 @@ def require_integers(tensor: Tensor, name: str) -> None:
 def _coo_values(adj_t: Tensor) -> Tensor:
     if adj_t.is_coalesced():
         return adj_t.values()
-    return _StoredValues.apply(adj_t) if adj_t.requires_grad else adj_t._values()
-
-
-class _StoredValues(torch.autograd.Function):
-    """The values of an uncoalesced matrix; PyTorch's own accessor has no gradient."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, adj: Tensor) -> Tensor:
-        ctx.indices, ctx.shape = adj._indices(), adj.shape
-        return adj._values().detach()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> Tensor:
-        return torch.sparse_coo_tensor(
-            ctx.indices, grad, ctx.shape, check_invariants=False
+    if adj_t.requires_grad:
+        # Its gradient is of the same sparse form, where the shares of entries that
+        # occur twice cannot be told apart.
+        raise ValueError(
+            "'adj_t' must be coalesced where it requires a gradient. Call "
+            "'adj_t.coalesce()'"
         )
+    return adj_t._values()

@@ -21,7 +21,8 @@ THRESHOLDS = (0, 1, *(m << k for k in range(15) for m in (2, 3)), 65536)
 _GOOD, _LOWEST, _TAIL = 0, 1, 2
 _PIECES = _TAIL + len(THRESHOLDS)
 _SIGNATURE = _PIECES + len(CHUNKS)
-LENGTH = _SIGNATURE + 2
+LENGTH = _SIGNATURE + 1
+_PARTS = (_TAIL, len(THRESHOLDS), len(CHUNKS), 1)
 _SAMPLE = 4096
 
 
@@ -37,7 +38,7 @@ class Stats:
         hubs: For each of `CHUNKS`, how many rows have more edges than that.
         items: For each of `CHUNKS`, into how many pieces of at most that many edges
             these rows are cut.
-        signature: Two checksums of the structure, parts of `digest`.
+        signature: Checksum of a sample of the indices, a part of `digest`.
     """
 
     num_rows: int
@@ -46,7 +47,7 @@ class Stats:
     tail: tuple[int, ...]
     hubs: dict[int, int]
     items: dict[int, int]
-    signature: tuple[int, int]
+    signature: int
 
     @classmethod
     def from_summary(cls, values: list[int], num_rows: int, num_edges: int) -> Stats:
@@ -57,9 +58,8 @@ class Stats:
         # A row that is not cut counts as one piece, an empty one as none.
         items = {c: -pieces[c] - (above[0] - above[c]) for c in CHUNKS}
         hubs = {c: above[c] for c in CHUNKS}
-        signature = (values[_SIGNATURE], values[_SIGNATURE + 1])
         longest = -values[_LOWEST]
-        return cls(num_rows, num_edges, longest, tail, hubs, items, signature)
+        return cls(num_rows, num_edges, longest, tail, hubs, items, values[_SIGNATURE])
 
     def degree_quantile(self, q: float) -> int:
         """Degree that a share `q` of the rows does not exceed.
@@ -98,17 +98,18 @@ def summarise(
     Returns:
         `[LENGTH]` int64, for :meth:`Stats.from_summary`; the first entry is `good`.
     """
-    out = torch.zeros(LENGTH, dtype=torch.int64, device=ptr.device)
-    out[_GOOD].copy_(good[0])
+    out = torch.empty(LENGTH, dtype=torch.int64, device=ptr.device)
+    head, tail, pieces, signature = out.split_with_sizes(_PARTS)
     negative = ptr[:-1] - ptr[1:]  # [num_rows], minus the degrees
-    if negative.numel():
-        out[_LOWEST].copy_(negative.amin())
+    lowest = negative.amin(0, keepdim=True) if negative.numel() else ptr
+    torch.cat((good, lowest), out=head)
     below, shifts = _constants(ptr.device, ptr.dtype)
-    torch.sum(negative < below, 1, out=out[_TAIL:_PIECES])
+    torch.sum(negative < below, 1, out=tail)
     # The arithmetic shift rounds down, so that of a negative number rounds away from 0.
-    torch.sum(negative >> shifts, 1, out=out[_PIECES:_SIGNATURE])
-    out[_SIGNATURE].copy_(_signature(ptr))
-    out[_SIGNATURE + 1].copy_(_signature(index))
+    torch.sum(negative >> shifts, 1, out=pieces)
+    # A checksum of an evenly spread sample, which notices a change of order.
+    sample = index[:: max(1, index.numel() // _SAMPLE)]
+    torch.sum(sample[:-1] * sample[1:], 0, keepdim=True, out=signature)
     return out
 
 
@@ -150,12 +151,6 @@ class Readback:
             self._event.synchronize()
             self._values = self._host.tolist()
         return self._values
-
-
-def _signature(values: Tensor) -> Tensor:
-    """Checksum of an evenly spread sample that notices a change of order."""
-    sample = values[:: max(1, values.numel() // _SAMPLE)]
-    return (sample[:-1] * sample[1:]).sum()
 
 
 @lru_cache(maxsize=64)

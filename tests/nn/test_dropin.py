@@ -4,15 +4,13 @@ import logging
 
 import pytest
 import torch
-import torch_geometric.nn
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 import pyg_tiga as tg
 from pyg_tiga import errors, testing
 from pyg_tiga.nn import SAGEConv
-from pyg_tiga.nn._linear import is_plain, transform_first
+from tests.nn.sage_checks import assert_parents_path, pair_of_layers, twin_of
 
 CASE = testing.make_case(testing.row("unsorted"))
 X, EDGES = CASE.x, CASE.edge_index
@@ -21,25 +19,6 @@ HOOKS = [
     for what in ("propagate", "message", "aggregate", "message_and_aggregate")
     for when in ("pre_", "")
 ]
-
-
-def pair_of_layers(*args, **kwargs):
-    theirs = torch_geometric.nn.SAGEConv(*args, **kwargs)
-    ours = SAGEConv(*args, **kwargs)
-    ours.load_state_dict(theirs.state_dict())
-    return ours, theirs
-
-
-def twin_of(layer):
-    """PyG's layer with the parameters of ours."""
-    theirs = torch_geometric.nn.SAGEConv(8, 3)
-    theirs.load_state_dict(layer.state_dict())
-    return theirs
-
-
-def assert_parents_path(layer, reason):
-    assert any(reason in entry for entry in layer._record.reasons), layer.explain_plan()
-    assert reason in layer.explain_plan()
 
 
 def test_explains_its_plan():
@@ -174,128 +153,6 @@ def test_hooks_of_the_module_itself_stay_fused():
     assert not layer._record.reasons
 
 
-class Doubled(SAGEConv):
-    def message(self, x_j):
-        return 2 * x_j
-
-
-class Shifted(SAGEConv):
-    def update(self, inputs):
-        return inputs + 1
-
-
-class Aggregated(SAGEConv):
-    def aggregate(self, inputs, index, ptr=None, dim_size=None):
-        return 3 * super().aggregate(inputs, index, ptr, dim_size)
-
-
-class OwnPropagate(SAGEConv):
-    def propagate(self, edge_index, size=None, **kwargs):
-        return 5 * kwargs["x"][0]
-
-
-class Inherits(Doubled):
-    pass
-
-
-class Mixin:
-    def update(self, inputs):
-        return inputs + 1
-
-
-class Mixed(Mixin, SAGEConv):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("cls", "expected", "reason"),
-    [
-        (Doubled, lambda mean: 2 * mean, "'message' is overridden"),
-        (Inherits, lambda mean: 2 * mean, "'message' is overridden"),
-        (Shifted, lambda mean: mean + 1, "'update' is overridden"),
-        (Mixed, lambda mean: mean + 1, "'update' is overridden"),
-        (Aggregated, lambda mean: 3 * mean, "'aggregate' is overridden"),
-        (OwnPropagate, lambda mean: 5 * X, "'propagate' is overridden"),
-    ],
-)
-def test_overridden_methods_are_called(cls, expected, reason):
-    layer = cls(8, 3, root_weight=False)
-    mean = tg.functional.spmm(EDGES, X, reduce="mean")
-    for _ in range(2):
-        out = layer(X, EDGES)
-        torch.testing.assert_close(out, layer.lin_l(expected(mean)))
-        assert_parents_path(layer, reason)
-        assert len(layer._record.reasons) == 1
-
-
-def test_method_replaced_on_an_instance():
-    layer = SAGEConv(8, 3, root_weight=False)
-    layer.message = lambda x_j: 2 * x_j
-    mean = tg.functional.spmm(EDGES, X, reduce="mean")
-    torch.testing.assert_close(layer(X, EDGES), layer.lin_l(2 * mean))
-    assert_parents_path(layer, "'message' is overridden")
-
-
-def make_named_like_the_parent():
-    class SAGEConv(tg.nn.SAGEConv):
-        def __init__(self, width):
-            super().__init__(width, 3)
-
-    return SAGEConv(8)
-
-
-def make_made_at_run_time():
-    return type("SAGEConv", (SAGEConv,), {})(8, 3)
-
-
-def make_without_a_body():
-    class Mine(SAGEConv):
-        pass
-
-    return Mine(8, 3)
-
-
-@pytest.mark.parametrize(
-    "make", [make_named_like_the_parent, make_made_at_run_time, make_without_a_body]
-)
-def test_subclasses_work_on_both_paths(make):
-    layer = make()
-    theirs = twin_of(layer)
-    torch.testing.assert_close(layer(X, EDGES), theirs(X, EDGES))
-    assert not layer._record.reasons
-    layer.register_message_forward_hook(lambda *args: None)
-    torch.testing.assert_close(layer(X, EDGES), theirs(X, EDGES))
-    assert_parents_path(layer, "hooks are registered")
-
-
-def test_subclass_named_like_the_parent_overrides_message():
-    class SAGEConv(tg.nn.SAGEConv):
-        def message(self, x_j):
-            return 2 * x_j
-
-    layer = SAGEConv(8, 3, root_weight=False, bias=False)
-    theirs = torch_geometric.nn.SAGEConv(8, 3, root_weight=False, bias=False)
-    theirs.load_state_dict(layer.state_dict())
-    torch.testing.assert_close(layer(X, EDGES), 2 * theirs(X, EDGES))
-
-
-def test_subclass_with_its_own_propagate_call():
-    class WithWeights(SAGEConv):
-        def forward(self, x, edge_index, edge_weight):
-            # propagate_type: (x: OptPairTensor, edge_weight: Tensor)
-            out = self.propagate(
-                edge_index, x=(x, x), edge_weight=edge_weight, size=None
-            )
-            return self.lin_l(out) + self.lin_r(x)
-
-        def message(self, x_j, edge_weight):
-            return x_j * edge_weight.view(-1, 1)
-
-    layer = WithWeights(8, 3)
-    weight = torch.ones(EDGES.size(1))
-    torch.testing.assert_close(layer(X, EDGES, weight), twin_of(layer)(X, EDGES))
-
-
 @pytest.mark.parametrize("kind", ["int32", "EdgeIndex", "graph", "graph_of_a_matrix"])
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*invariant checks")
 def test_parents_path_takes_all_that_ours_takes(kind):
@@ -357,7 +214,8 @@ def test_strict_raises_at_construction(monkeypatch):
 
 def test_strict_raises_at_the_call(monkeypatch):
     monkeypatch.setenv("PYG_TIGA_STRICT", "1")
-    layer = Doubled(8, 3)
+    layer = SAGEConv(8, 3)
+    layer.message = lambda x_j: 2 * x_j
     with pytest.raises(tg.UnsupportedError, match="'message' is overridden"):
         layer(X, EDGES)
     layer = SAGEConv(8, 3)
@@ -398,59 +256,3 @@ def test_function_transforms_take_the_parents_path():
     tangent = torch.ones_like(X)
     ours = torch.func.jvp(loss_of(layer), (X,), (tangent,))
     torch.testing.assert_close(ours, torch.func.jvp(loss_of(theirs), (X,), (tangent,)))
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_scripted_subclass_keeps_its_message():
-    layer = Scriptable(8, 3)
-    out = torch.jit.script(layer)(X, EDGES)
-    torch.testing.assert_close(out, layer(X, EDGES))
-
-
-class Scriptable(SAGEConv):
-    def message(self, x_j: torch.Tensor) -> torch.Tensor:
-        return 2 * x_j
-
-
-def test_plain_linear():
-    linear = torch_geometric.nn.Linear(4, 2)
-    assert is_plain(linear)
-    assert not is_plain(torch_geometric.nn.Linear(-1, 2))
-    assert not is_plain(torch.nn.Linear(4, 2))
-    assert not is_plain(None)
-    handle = linear.register_forward_pre_hook(lambda *args: None)
-    assert not is_plain(linear)
-    handle.remove()
-    assert is_plain(linear)
-    linear.forward = lambda x: x
-    assert not is_plain(linear)
-    parametrised = torch_geometric.nn.Linear(4, 2)
-    torch.nn.utils.parametrizations.spectral_norm(parametrised)
-    assert not is_plain(parametrised)
-
-
-@pytest.mark.parametrize(
-    ("widths", "counts", "edges", "trained_input", "first"),
-    [
-        ((64, 16), (100, 100), 1000, True, True),
-        ((16, 64), (100, 100), 1000, True, False),
-        ((64, 64), (100, 100), 1000, True, False),
-        # Only the map is trained: a map in front costs a second pass of the edges.
-        ((128, 100), (100, 100), 1000, False, False),
-        ((128, 16), (100, 100), 1000, False, True),
-        # A sampled batch: about as many sources as edges.
-        ((64, 48), (1000, 50), 1000, True, False),
-        ((64, 16), (1000, 50), 20000, True, True),
-    ],
-)
-def test_cheaper_order(widths, counts, edges, trained_input, first):
-    linear = torch_geometric.nn.Linear(*widths)
-    x = torch.zeros(counts[0], widths[0], requires_grad=trained_input)
-    edge_index = torch.zeros(2, edges, dtype=torch.int64)
-    assert transform_first(linear, x, edge_index, counts) is first
-
-
-def test_is_a_message_passing_layer():
-    layer = SAGEConv(8, 3)
-    assert isinstance(layer, torch_geometric.nn.SAGEConv)
-    assert isinstance(layer, MessagePassing)

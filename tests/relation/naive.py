@@ -26,7 +26,9 @@ def group(
 def as_lists(grouping: Grouping) -> list[list[tuple[int, int]]]:
     """The rows of a grouping, in the same form."""
     ptr, index = grouping.ptr.tolist(), grouping.index.tolist()
-    perm = range(grouping.num_edges) if grouping.perm is None else grouping.perm.tolist()
+    perm = (
+        range(grouping.num_edges) if grouping.perm is None else grouping.perm.tolist()
+    )
     return [
         [(index[p], perm[p]) for p in range(ptr[i], ptr[i + 1])]
         for i in range(grouping.num_rows)

@@ -170,6 +170,9 @@ def test_row_index_and_degree_inv(graph):
     inverse = torch.tensor([1 / max(len(found), 1) for found in lists])
     torch.testing.assert_close(grouping.degree_inv(), inverse)
     assert grouping.degree_inv() is grouping.degree_inv()
+    assert grouping.degree_inv(torch.float64).tolist() == [
+        1 / max(len(found), 1) for found in lists
+    ]
 
 
 def test_row_index_stays_in_range_with_unreached_positions():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -69,7 +70,7 @@ def test_degree_quantile_is_exact_or_rounded_up(degrees, q):
 def test_thresholds_hold_the_chunks():
     assert list(THRESHOLDS) == sorted(set(THRESHOLDS))
     assert set(CHUNKS) <= set(THRESHOLDS)
-    assert all(b <= 2 * a for a, b in zip(THRESHOLDS[1:], THRESHOLDS[2:], strict=False))
+    assert all(b <= 2 * a for a, b in itertools.pairwise(THRESHOLDS[1:]))
 
 
 def test_digest_tells_structures_apart():
@@ -77,8 +78,8 @@ def test_digest_tells_structures_apart():
     base = summary_of([2, 3, 4], index=index)
     assert base.digest == summary_of([2, 3, 4], index=index).digest
     others = [
-        summary_of([3, 2, 4], index=index),
-        summary_of([2, 3, 4], index=index.flip(0)[[1, 0, *range(2, 9)]]),
+        summary_of([3, 3, 3], index=index),
+        summary_of([2, 3, 4], index=index[[1, 0, *range(2, 9)]]),
         summary_of([2, 3, 4, 0], index=index),
     ]
     digests = {base.digest, *(other.digest for other in others)}

@@ -1,9 +1,9 @@
 """The shipped table of schedules (`defaults.json`): the first rule that fits answers.
 
-A rule may bound the mean degree and the bytes of a feature row from above, and may ask
-that one feature slice of the whole source table stays in L2. Sizes in the table are in
-bytes and per element count, so that one rule serves every dtype: `slice_bytes` is what
-one program holds of a row, `step_bytes` what it loads in one step of its loop.
+A rule may bound the mean degree, the bytes of a feature row, and the bytes of one
+feature slice of all sources (which then stays in L2). What one program holds of a row is
+given in bytes, and what it loads in one step of its loop in bytes and in elements, of
+which the tighter counts; so one rule serves every dtype and width.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ class Rule:
 
     op: str
     slice_bytes: int
-    step_bytes: int
-    rows: int
-    warps: int
     chunk: int
+    step_bytes: int = 1 << 20
+    step_elements: int = 1 << 20
+    rows: int = 1
+    warps: int = 1
+    prescale: bool = False
+    ties: tuple[str, ...] = ()
     mean_degree_at_most: float = float("inf")
     row_bytes_at_most: float = float("inf")
     slice_table_bytes_at_most: float = float("inf")
@@ -35,6 +38,7 @@ class Rule:
         held = min(self.slice_bytes, problem.row_bytes)
         return (
             problem.op == self.op
+            and (not self.ties or problem.ties in self.ties)
             and problem.mean_degree <= self.mean_degree_at_most
             and problem.row_bytes <= self.row_bytes_at_most
             and problem.num_src * held <= self.slice_table_bytes_at_most
@@ -45,15 +49,19 @@ class Rule:
         itemsize = problem.dtype.itemsize
         width = _power_of_2(max(problem.features, 1))
         columns = min(width, self.slice_bytes // itemsize)
-        edges = max(1, self.step_bytes // (columns * itemsize * self.rows))
-        return Schedule(self.rows, edges, columns, self.warps, self.chunk)
+        step = min(self.step_elements, self.step_bytes // itemsize)
+        edges = max(1, step // (columns * self.rows))
+        return Schedule(
+            self.rows, edges, columns, self.warps, self.chunk, self.prescale
+        )
 
 
 @cache
 def rules() -> tuple[Rule, ...]:
     """The shipped table."""
     text = resources.files(__package__).joinpath("defaults.json").read_text("utf-8")
-    return tuple(Rule(**row) for row in json.loads(text)["rules"])
+    rows = json.loads(text)["rules"]
+    return tuple(Rule(**{**row, "ties": tuple(row.get("ties", ()))}) for row in rows)
 
 
 def default_schedule(problem: Problem) -> Schedule:

@@ -1,0 +1,59 @@
+"""What building a grouping costs on the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyg_tiga.relation import edges
+
+pytestmark = pytest.mark.gpu
+
+
+def milliseconds(call, repeats=20):
+    for _ in range(3):
+        call()
+    found = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end))
+    return sorted(found)[len(found) // 2]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "num_edges"), [(169_343, 2_315_598), (232_965, 114_615_892)]
+)
+@pytest.mark.parametrize("mode", ["sync", "deferred"])
+def test_building_costs_no_more_than_a_sort(monkeypatch, mode, num_nodes, num_edges):
+    monkeypatch.setenv("PYG_TIGA_VALIDATE", mode)
+    edge_index = torch.randint(num_nodes, (2, num_edges), device="cuda")
+
+    def build():
+        made = edges.Edges((edge_index,), edges.COO, (num_nodes, num_nodes), 1)
+        made.grouping(1)
+
+    def sort():
+        torch.sort(edge_index[1], stable=True)
+
+    assert milliseconds(build) <= milliseconds(sort)
+
+
+def test_peak_memory_is_modest():
+    num_edges = 10_000_000
+    edge_index = torch.randint(100_000, (2, num_edges), device="cuda")
+
+    def peak(call):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return torch.cuda.max_memory_allocated() - before
+
+    sort = peak(lambda: torch.sort(edge_index[1], stable=True))
+    made = edges.Edges((edge_index,), edges.COO, (100_000, 100_000), 1)
+    assert peak(lambda: made.grouping(1)) <= 1.25 * sort
