@@ -16,7 +16,7 @@ from pyg_tiga.ops import bodies
 from pyg_tiga.ops.bodies import last_plan
 from pyg_tiga.ops.eager import EAGER
 from pyg_tiga.ops.library import LIBRARY, Handle
-from pyg_tiga.planner import Plan, plan
+from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
 from pyg_tiga.relation.memo import handle_of, relation_of, relation_of_adj
 
@@ -161,10 +161,9 @@ def plan_spmm(
     graph = _graph(relation, x, size, flow)
     weight = graph.value if weight is None else weight
     if reduce in _SUMS:
-        return plan(bodies.spmm_problem(graph, x, weight, _SUMS[reduce]))
+        return bodies.spmm_plan(graph, x, weight, _SUMS[reduce])
     wanted = ties if torch.is_grad_enabled() and x.requires_grad else "none"
-    weighted = weight is not None
-    return plan(bodies.extremum_problem(graph, x, reduce, wanted, weighted))
+    return bodies.extremum_plan(graph, x, reduce, wanted, weight is not None)
 
 
 def _aggregate(

@@ -1,8 +1,8 @@
 """Launching a kernel at little host cost.
 
 Triton's own launcher inspects every argument of every call, some 30 microseconds for our
-kernels. What it finds is fixed by a few facts, which are the key here; the compiled
-kernel of a key is then launched directly.
+kernels. What it looks for changes between calls only with the addresses and strides of
+operands; a `Launcher` looks at these alone and then launches the compiled kernel.
 """
 
 from __future__ import annotations
@@ -15,51 +15,69 @@ from torch import Tensor
 
 _ALIGNMENT = 16
 _INT32 = 1 << 31
-_MOST = 4096
-
-_compiled: dict[tuple[Any, ...], Any] = {}
 
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    tensors: tuple[Tensor, ...],
-    sizes: tuple[int, ...],
-    widths: tuple[int, ...],
-    flags: dict[str, Any],
-    warps: int,
-) -> None:
-    """Launch `kernel` on its tensors' device and current stream.
+class Launcher:
+    """A kernel with its grid, sizes and constexprs, to be launched on operands.
+
+    The kernel's parameters are, in this order: pointers, sizes (on which it does not
+    specialise), widths (on which it does) and constexprs.
 
     Args:
-        kernel: A Triton kernel whose parameters stand in the order of the arguments
-            here.
+        kernel: A Triton kernel.
         grid: Programs along each axis.
-        tensors: Pointers; those that stand for an absent operand are not read.
         sizes: Integers that the kernel does not specialise on.
-        widths: Integers that it does specialise on.
-        flags: Its constexprs, in order.
+        flags: Constexprs, in order.
         warps: Warps per program.
     """
-    device = tensors[0].device
-    addresses = 0
-    for tensor in tensors:
-        addresses |= tensor.data_ptr()
-    constants = tuple(flags.values())
-    if addresses % _ALIGNMENT or max(sizes, default=0) >= _INT32 or device.type != "cuda":
-        with on_device(device):
-            kernel[grid](*tensors, *sizes, *widths, *constants, num_warps=warps)
-        return
-    dtypes = tuple([tensor.dtype for tensor in tensors])
-    key = (id(kernel), device.index, warps, widths, constants, dtypes)
-    compiled = _compiled.get(key)
-    with on_device(device):
-        if compiled is None:
-            arguments = (*tensors, *sizes, *widths, *constants)
-            _remember(key, kernel[grid](*arguments, num_warps=warps))
+
+    __slots__ = ("_constants", "_grid", "_is_small", "_kernel", "_runners", "_sizes", "_warps")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        sizes: tuple[int, ...],
+        flags: dict[str, Any],
+        warps: int = 1,
+    ) -> None:
+        self._kernel = kernel
+        self._grid = (*grid, 1, 1)[:3]
+        self._sizes = sizes
+        self._is_small = max(sizes, default=0) < _INT32
+        self._constants = tuple(flags.values())
+        self._warps = warps
+        self._runners: dict[Any, Any] = {}
+
+    def __call__(self, tensors: tuple[Tensor, ...], widths: tuple[int, ...]) -> None:
+        """Launch on the current stream of the tensors' device.
+
+        Args:
+            tensors: Pointers; one that stands for an absent operand is not read.
+            widths: Integers that the kernel specialises on.
+        """
+        device = tensors[0].device
+        addresses = 0
+        for tensor in tensors:
+            addresses |= tensor.data_ptr()
+        arguments = (*tensors, *self._sizes, *widths, *self._constants)
+        fast = device.type == "cuda" and self._is_small and addresses % _ALIGNMENT == 0
+        if not fast:
+            with on_device(device):
+                self._kernel[self._grid](*arguments, num_warps=self._warps)
             return
-        padded = (*grid, 1, 1)[:3]
-        compiled[padded](*tensors, *sizes, *widths, *constants)
+        index = device.index
+        key = (index, widths, tuple([tensor.dtype for tensor in tensors]))
+        runner = self._runners.get(key)
+        if runner is None:
+            with on_device(device):
+                compiled = self._kernel[self._grid](*arguments, num_warps=self._warps)
+            self._runners[key] = compiled[self._grid]
+        elif index == torch.cuda.current_device():
+            runner(*arguments, stream=torch._C._cuda_getCurrentRawStream(index))
+        else:
+            with torch.cuda.device(device):
+                runner(*arguments, stream=torch._C._cuda_getCurrentRawStream(index))
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
@@ -67,9 +85,3 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
-
-
-def _remember(key: tuple[Any, ...], compiled: Any) -> None:
-    if len(_compiled) >= _MOST:
-        _compiled.clear()
-    _compiled[key] = compiled

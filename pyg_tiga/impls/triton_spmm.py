@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_tiga import _features
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
-from pyg_tiga.impls.launch import launch
+from pyg_tiga.impls.launch import Launcher
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -29,6 +29,13 @@ def missing(problem: Problem) -> list[str]:
     return []
 
 
+class _Launches(NamedTuple):
+    """What a problem launches on one graph: the walk over its rows, and the merge."""
+
+    walk: Launcher
+    merge: Launcher | None
+
+
 def _spmm(
     problem: Problem,
     schedule: Schedule,
@@ -36,10 +43,9 @@ def _spmm(
     x: Tensor,  # [N_src, F]
     weight: Tensor | None,  # [E]
 ) -> Tensor:
-    from pyg_tiga.kernels.spmm import spmm_rows
-
     rows = graph.rows()
-    out = x.new_empty(rows.num_rows, problem.features, dtype=problem.out_dtype)
+    features = problem.features
+    out = x.new_empty(rows.num_rows, features, dtype=problem.out_dtype)
     if out.numel() == 0:
         return out
     x = row_major(x)
@@ -49,13 +55,15 @@ def _spmm(
         x, col_scale = _scaled(x, col_scale), None
     items = rows.work_items(schedule.chunk)
     partial = _partial(items, out)
-    flags = {
-        "SPLIT": items.num_items > 0,
-        "HAS_WEIGHT": weight is not None,
-        "HAS_ROW_SCALE": row_scale is not None,
-        "HAS_COL_SCALE": col_scale is not None,
-        **_blocks(schedule),
-    }
+    launches = graph.scratch.get(problem)
+    if launches is None:
+        flags = {
+            "HAS_WEIGHT": weight is not None,
+            "HAS_ROW_SCALE": row_scale is not None,
+            "HAS_COL_SCALE": col_scale is not None,
+        }
+        launches = _spmm_launches(problem, schedule, rows, items, flags)
+        graph.scratch[problem] = launches
     tensors = (
         x,
         out,
@@ -68,9 +76,9 @@ def _spmm(
         items.row,
         items.start,
     )
-    widths = (problem.features, x.stride(0), out.stride(0))
-    _walk(spmm_rows, schedule, rows, items, tensors, widths, flags)
-    _merge_sums(items, partial, out, row_scale)
+    launches.walk(tensors, (features, x.stride(0), out.stride(0)))
+    if launches.merge is not None:
+        _merge_sums(launches.merge, items, partial, out, row_scale)
     return out
 
 
@@ -80,10 +88,8 @@ def _spmm_extremum(
     graph: Graph,
     x: Tensor,  # [N_src, F]
 ) -> tuple[Tensor, Tensor]:
-    from pyg_tiga.kernels.extremum import extremum_merge, extremum_rows
-
     rows = graph.rows()
-    save = _SAVE[problem.ties]
+    save = problem.ties != "none"
     out = x.new_empty(rows.num_rows, problem.features)
     aux = x.new_empty(out.shape if save else 0, dtype=torch.int32)
     if out.numel() == 0:
@@ -92,22 +98,16 @@ def _spmm_extremum(
     items = rows.work_items(schedule.chunk)
     partial = _partial(items, out)
     partial_aux = torch.empty_like(partial, dtype=torch.int32) if save else aux
-    kinds = {"SIGN": _SIGN[problem.reduce], "SAVE": save}
-    flags = {"SPLIT": items.num_items > 0, **kinds, **_blocks(schedule)}
+    launches = graph.scratch.get(problem)
+    if launches is None:
+        launches = _extremum_launches(problem, schedule, rows, items)
+        graph.scratch[problem] = launches
     results = (out, aux, partial, partial_aux)
     tensors = (x, *results, rows.ptr, rows.index, items.row, items.start)
-    widths = (problem.features, x.stride(0))
-    _walk(extremum_rows, schedule, rows, items, tensors, widths, flags)
-    if items.num_hubs:
-        launch(
-            extremum_merge,
-            (items.num_hubs, _slices(problem.features, _MERGE["BLOCK_F"])),
-            (partial, partial_aux, out, aux, items.hub_row, items.hub_ptr),
-            (),
-            (problem.features,),
-            {**kinds, **_MERGE},
-            warps=1,
-        )
+    launches.walk(tensors, (problem.features, x.stride(0)))
+    if launches.merge is not None:
+        tensors = (partial, partial_aux, out, aux, items.hub_row, items.hub_ptr)
+        launches.merge(tensors, (problem.features,))
     return out, aux
 
 
@@ -120,8 +120,6 @@ def _extremum_columns(
     out: Tensor,  # [N_dst, F]
     aux: Tensor,  # [N_dst, F]
 ) -> Tensor:
-    from pyg_tiga.kernels.extremum import extremum_columns
-
     shape = (problem.num_dst, problem.features)
     grad_x = grad.new_empty(shape, dtype=problem.out_dtype)
     if grad_x.numel() == 0:
@@ -134,6 +132,10 @@ def _extremum_columns(
     columns = graph.columns()
     items = columns.work_items(schedule.chunk)
     partial = _partial(items, grad_x)
+    launches = graph.scratch.get(problem)
+    if launches is None:
+        launches = _columns_launches(problem, schedule, columns, items)
+        graph.scratch[problem] = launches
     tensors = (
         grad,
         x,
@@ -148,14 +150,10 @@ def _extremum_columns(
         items.row,
         items.start,
     )
-    flags = {
-        "SPLIT": items.num_items > 0,
-        "SAVE": _SAVE[problem.ties],
-        **_blocks(schedule),
-    }
-    widths = (problem.features, grad.stride(0), x.stride(0) if split else 0)
-    _walk(extremum_columns, schedule, columns, items, tensors, widths, flags)
-    _merge_sums(items, partial, grad_x, None)
+    strides = (grad.stride(0), x.stride(0) if split else 0)
+    launches.walk(tensors, (problem.features, *strides))
+    if launches.merge is not None:
+        _merge_sums(launches.merge, items, partial, grad_x, None)
     return grad_x
 
 
@@ -178,15 +176,10 @@ def _extremum_winners(
         block_f = min(_power_of_2(problem.features), _MERGE["BLOCK_F"])
         block_r = _SCATTER_ELEMENTS // block_f
         grid = (-(-rows.num_rows // block_r), _slices(problem.features, block_f))
-        launch(
-            extremum_scatter,
-            grid,
-            (grad, aux, grad_x, rows.ptr, rows.index),
-            (rows.num_rows,),
-            (problem.features, grad.stride(0)),
-            {"BLOCK_R": block_r, "BLOCK_F": block_f},
-            warps=2,
-        )
+        flags = {"BLOCK_R": block_r, "BLOCK_F": block_f}
+        run = Launcher(extremum_scatter, grid, (rows.num_rows,), flags, warps=2)
+        tensors = (grad, aux, grad_x, rows.ptr, rows.index)
+        run(tensors, (problem.features, grad.stride(0)))
     return grad_x.to(problem.out_dtype)
 
 
@@ -197,73 +190,109 @@ def _sddmm(
     a: Tensor,  # [N_dst, F]
     b: Tensor,  # [N_src, F]
 ) -> Tensor:
-    from pyg_tiga.kernels.sddmm import sddmm_rows
-
     rows = graph.rows()
     out = a.new_empty(rows.num_edges, dtype=problem.out_dtype)
     if out.numel() == 0 or problem.features == 0:
         return out.zero_()
     a, b = row_major(a), row_major(b)
     items = rows.work_items(schedule.chunk)
+    run = graph.scratch.get(problem)
+    if run is None:
+        run = graph.scratch[problem] = _sddmm_launcher(schedule, rows, items)
     perm = rows.index if rows.perm is None else rows.perm
+    tensors = (a, b, out, rows.ptr, rows.index, perm, items.row, items.start)
+    run(tensors, (problem.features, a.stride(0), b.stride(0)))
+    return out
+
+
+def _spmm_launches(
+    problem: Problem,
+    schedule: Schedule,
+    rows: Grouping,
+    items: WorkItems,
+    flags: dict[str, bool],
+) -> _Launches:
+    from pyg_tiga.kernels.spmm import spmm_rows
+
+    walk = _walk(spmm_rows, problem, schedule, rows, items, flags)
+    return _Launches(walk, _merge(problem, items, flags["HAS_ROW_SCALE"]))
+
+
+def _extremum_launches(
+    problem: Problem, schedule: Schedule, rows: Grouping, items: WorkItems
+) -> _Launches:
+    from pyg_tiga.kernels.extremum import extremum_merge, extremum_rows
+
+    flags = {"SIGN": _SIGN[problem.reduce], "SAVE": _SAVE[problem.ties]}
+    walk = _walk(extremum_rows, problem, schedule, rows, items, flags)
+    if not items.num_hubs:
+        return _Launches(walk, None)
+    grid = (items.num_hubs, _slices(problem.features, _MERGE["BLOCK_F"]))
+    return _Launches(walk, Launcher(extremum_merge, grid, (), {**flags, **_MERGE}))
+
+
+def _columns_launches(
+    problem: Problem, schedule: Schedule, columns: Grouping, items: WorkItems
+) -> _Launches:
+    from pyg_tiga.kernels.extremum import extremum_columns
+
+    flags = {"SAVE": _SAVE[problem.ties]}
+    walk = _walk(extremum_columns, problem, schedule, columns, items, flags)
+    return _Launches(walk, _merge(problem, items, False))
+
+
+def _sddmm_launcher(schedule: Schedule, rows: Grouping, items: WorkItems) -> Launcher:
+    from pyg_tiga.kernels.sddmm import sddmm_rows
+
     flags = {
         "SPLIT": items.num_items > 0,
         "HAS_PERM": rows.perm is not None,
         **_blocks(schedule),
     }
-    launch(
-        sddmm_rows,
-        (_programs(rows, items, schedule),),
-        (a, b, out, rows.ptr, rows.index, perm, items.row, items.start),
-        (rows.num_rows, items.num_items, schedule.chunk),
-        (problem.features, a.stride(0), b.stride(0)),
-        flags,
-        schedule.warps,
-    )
-    return out
+    sizes = (rows.num_rows, items.num_items, schedule.chunk)
+    grid = (_programs(rows, items, schedule),)
+    return Launcher(sddmm_rows, grid, sizes, flags, schedule.warps)
 
 
 def _walk(
     kernel: Any,
+    problem: Problem,
     schedule: Schedule,
     rows: Grouping,
     items: WorkItems,
-    tensors: tuple[Tensor, ...],
-    widths: tuple[int, ...],
-    flags: dict[str, int],
-) -> None:
-    """Launch a kernel over grouped edges, feature slice by feature slice.
-
-    The first of `widths` is the number of features.
-    """
-    launch(
+    flags: dict[str, Any],
+) -> Launcher:
+    """A launcher over grouped edges, feature slice by feature slice."""
+    slices = _slices(problem.features, schedule.slice)
+    return Launcher(
         kernel,
-        (_programs(rows, items, schedule), _slices(widths[0], schedule.slice)),
-        tensors,
+        (_programs(rows, items, schedule), slices),
         (rows.num_rows, items.num_items, schedule.chunk),
-        widths,
-        flags,
+        {"SPLIT": items.num_items > 0, **flags, **_blocks(schedule)},
         schedule.warps,
     )
 
 
-def _merge_sums(
-    items: WorkItems, partial: Tensor, out: Tensor, row_scale: Tensor | None
-) -> None:
+def _merge(problem: Problem, items: WorkItems, is_scaled: bool) -> Launcher | None:
+    """A launcher that adds up the pieces of long rows, where there are any."""
     if not items.num_hubs:
-        return
+        return None
     from pyg_tiga.kernels.spmm import spmm_merge
 
+    grid = (items.num_hubs, _slices(problem.features, _MERGE["BLOCK_F"]))
+    return Launcher(spmm_merge, grid, (), {"HAS_ROW_SCALE": is_scaled, **_MERGE})
+
+
+def _merge_sums(
+    merge: Launcher,
+    items: WorkItems,
+    partial: Tensor,
+    out: Tensor,
+    row_scale: Tensor | None,
+) -> None:
     scale = partial if row_scale is None else row_scale
-    launch(
-        spmm_merge,
-        (items.num_hubs, _slices(out.size(1), _MERGE["BLOCK_F"])),
-        (partial, out, scale, items.hub_row, items.hub_ptr),
-        (),
-        (out.size(1), out.stride(0)),
-        {"HAS_ROW_SCALE": row_scale is not None, **_MERGE},
-        warps=1,
-    )
+    tensors = (partial, out, scale, items.hub_row, items.hub_ptr)
+    merge(tensors, (out.size(1), out.stride(0)))
 
 
 def _partial(items: WorkItems, out: Tensor) -> Tensor:

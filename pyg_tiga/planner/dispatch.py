@@ -34,6 +34,11 @@ def pin(name: str | None) -> Iterator[None]:
         _pinned.reset(token)
 
 
+def pinned() -> str | None:
+    """The name that :func:`pin` holds, if any."""
+    return _pinned.get()
+
+
 def plan(problem: Problem) -> Plan:
     """The plan of a problem.
 

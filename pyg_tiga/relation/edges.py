@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 from collections import Counter
 
 import torch
@@ -60,6 +61,8 @@ class Edges:
         self._versions = tuple(tensor._version for tensor in self.tensors)
         self._groupings: list[Grouping | None] = [None, None]
         self._slots: dict[int, tuple[Tensor, Stamp]] = {}
+        # By end that is the destination: plans and launches, found again at each call.
+        self.scratch: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
         self._checks: tuple[Check, ...] = ()
         self._lock = threading.RLock()
 

@@ -48,7 +48,6 @@ class Graph:
         num_edges: E.
         device: Device of the tensors.
         index_dtype: Dtype of derived index arrays, int32 where it fits.
-        index_dtype: Dtype of the arrays of :meth:`rows` and :meth:`columns`.
         value: Stored values, `[E]` in the caller's edge order, of a sparse matrix that
             has some.
     """
@@ -199,6 +198,11 @@ class Graph:
     def slots(self) -> Tensor:
         """Position in :meth:`rows` of each position of :meth:`columns`, `[E]`."""
         return self._current().slots(self._dst_end)
+
+    @property
+    def scratch(self) -> dict[Any, Any]:
+        """What operations derived for these edges in this direction, for their reuse."""
+        return self._current().scratch[self._dst_end]
 
     def reverse(self) -> Graph:
         """The graph with sources and destinations exchanged, sharing all groupings."""
