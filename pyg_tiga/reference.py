@@ -110,8 +110,8 @@ def spmm_extremum(
     .. math::
         \mathbf{y}_i = \max_{e = (j \to i)} w_e \, \mathbf{x}_j
 
-    Weighted messages are rounded to the dtype of ``x`` before they are compared, so
-    that the backward finds the same ties when it recomputes them.
+    Weighted messages are rounded to the dtype of ``x`` before they are compared, as
+    PyTorch rounds them.
 
     Args:
         graph: The relation.
@@ -146,13 +146,10 @@ def spmm_extremum_backward(
     out: Tensor,  # [N_dst, F]
     aux: Tensor,  # [N_dst, F]
     ties: Ties,
-    weight: Tensor | None = None,  # [E]
 ) -> Tensor:
-    """Gradient of :func:`spmm_extremum` with respect to ``x``, ``[N_src, F]``."""
+    """Gradient of :func:`spmm_extremum` without weights, ``[N_src, F]``."""
     edges = _edges(graph)
-    share = _edge_gradients(edges, grad, x, out, aux, ties, weight)  # [E, F]
-    if weight is not None:
-        share = share * edges.from_caller(weight).to(share.dtype).unsqueeze(1)
+    share = _edge_gradients(edges, grad, x, out, aux, ties)  # [E, F]
     return edges.sum_to_cols(share).to(x.dtype)
 
 
@@ -175,22 +172,6 @@ def spmm_extremum_select(
     message = _messages(edges, x.detach(), None)
     best = out.detach().to(message.dtype).index_select(0, edges.row)
     return (edges.sum_to_rows((message == best) * held) / aux).to(x.dtype)
-
-
-def spmm_extremum_weight_backward(
-    graph: Graph,
-    grad: Tensor,  # [N_dst, F]
-    x: Tensor,  # [N_src, F]
-    out: Tensor,  # [N_dst, F]
-    aux: Tensor,  # [N_dst, F]
-    ties: Ties,
-    weight: Tensor,  # [E]
-) -> Tensor:
-    """Gradient of :func:`spmm_extremum` with respect to ``weight``, ``[E]``."""
-    edges = _edges(graph)
-    share = _edge_gradients(edges, grad, x, out, aux, ties, weight)  # [E, F]
-    value = (share * x.to(share.dtype).index_select(0, edges.col)).sum(1)
-    return edges.to_caller(value).to(weight.dtype)
 
 
 def sddmm(
@@ -290,13 +271,12 @@ def _edge_gradients(
     out: Tensor,
     aux: Tensor,
     ties: Ties,
-    weight: Tensor | None,
 ) -> Tensor:
     """Gradient of every message, [E, F]."""
     grad = grad.to(_accumulator(x.dtype))
     if ties == "first":
         return _keep(_is_winner(edges, aux), grad.index_select(0, edges.row))
-    message = _messages(edges, x.detach(), None if weight is None else weight.detach())
+    message = _messages(edges, x.detach(), None)
     best = out.detach().to(message.dtype).index_select(0, edges.row)
     # The product, not a selection: a NaN row has count 0, and 0 * inf is its NaN.
     share = (grad / aux).index_select(0, edges.row)

@@ -239,22 +239,16 @@ def test_extremum_derivatives(row, reduce, ties, weighted):
 @ROWS
 @REDUCE
 @TIES
-@WEIGHTED
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_explicit_extremum_backward_equals_autograd(row, reduce, ties, weighted, dtype):
+def test_explicit_extremum_backward_equals_autograd(row, reduce, ties, dtype):
     case = testing.make_case(row, dtype).tied()
     graph = case.graph()
-    x, weight = leaves(case.x, case.weight)
-    used = weight if weighted else None
-    out, aux = reference.spmm_extremum(graph, x, reduce, used, ties)
+    (x,) = leaves(case.x)
+    out, aux = reference.spmm_extremum(graph, x, reduce, None, ties)
     out.backward(case.grad)
-
-    saved = (graph, case.grad, case.x, out.detach(), aux, ties)
-    grad = reference.spmm_extremum_backward(*saved, case.weight if weighted else None)
+    saved = (case.x, out.detach(), aux, ties)
+    grad = reference.spmm_extremum_backward(graph, case.grad, *saved)
     torch.testing.assert_close(grad, x.grad)
-    if weighted:
-        grad = reference.spmm_extremum_weight_backward(*saved, case.weight)
-        torch.testing.assert_close(grad, weight.grad)
 
 
 @ROWS
@@ -275,27 +269,14 @@ def test_select_is_the_transpose_of_the_backward(row, ties):
 def test_explicit_extremum_backward_is_differentiable(row, ties):
     case = double_case(row)
     graph = case.graph()
-    out, aux = reference.spmm_extremum(graph, case.x, "max", case.weight, ties)
+    out, aux = reference.spmm_extremum(graph, case.x, "max", None, ties)
 
-    def backward(grad, weight):
-        return reference.spmm_extremum_backward(
-            graph, grad, case.x, out, aux, ties, weight
-        )
+    def backward(grad):
+        return reference.spmm_extremum_backward(graph, grad, case.x, out, aux, ties)
 
-    def weight_backward(grad, x):
-        return reference.spmm_extremum_weight_backward(
-            graph, grad, x, out, aux, ties, case.weight
-        )
-
-    # The mask of the reaching edges must not move, so "split", which compares anew,
-    # is only checked in what does not enter the comparison.
-    grad, weight, x = leaves(case.grad, case.weight, case.x)
-    if ties == "first":
-        assert gradcheck(backward, (grad, weight))
-        assert gradcheck(weight_backward, (grad, x))
-    assert gradcheck(lambda g: backward(g, case.weight), (grad,))
-    assert gradgradcheck(lambda g: backward(g, case.weight), (grad,))
-    assert gradcheck(lambda g: weight_backward(g, case.x), (grad,))
+    (grad,) = leaves(case.grad)
+    assert gradcheck(backward, (grad,))
+    assert gradgradcheck(backward, (grad,))
 
 
 @ROWS

@@ -31,7 +31,7 @@ class Launcher:
         warps: Warps per program.
     """
 
-    __slots__ = ("_constants", "_grid", "_is_small", "_kernel", "_runners", "_sizes", "_warps")
+    __slots__ = ("_arguments", "_grid", "_is_small", "_kernel", "_runners", "_warps")
 
     def __init__(
         self,
@@ -43,9 +43,8 @@ class Launcher:
     ) -> None:
         self._kernel = kernel
         self._grid = (*grid, 1, 1)[:3]
-        self._sizes = sizes
+        self._arguments = (sizes, tuple(flags.values()))
         self._is_small = max(sizes, default=0) < _INT32
-        self._constants = tuple(flags.values())
         self._warps = warps
         self._runners: dict[Any, Any] = {}
 
@@ -56,28 +55,38 @@ class Launcher:
             tensors: Pointers; one that stands for an absent operand is not read.
             widths: Integers that the kernel specialises on.
         """
-        device = tensors[0].device
+        index = tensors[0].get_device()
         addresses = 0
+        dtypes = []
         for tensor in tensors:
             addresses |= tensor.data_ptr()
-        arguments = (*tensors, *self._sizes, *widths, *self._constants)
-        fast = device.type == "cuda" and self._is_small and addresses % _ALIGNMENT == 0
-        if not fast:
-            with on_device(device):
-                self._kernel[self._grid](*arguments, num_warps=self._warps)
-            return
-        index = device.index
-        key = (index, widths, tuple([tensor.dtype for tensor in tensors]))
+            dtypes.append(tensor.dtype)
+        sizes, constants = self._arguments
+        key = (index, widths, *dtypes)
         runner = self._runners.get(key)
-        if runner is None:
-            with on_device(device):
-                compiled = self._kernel[self._grid](*arguments, num_warps=self._warps)
-            self._runners[key] = compiled[self._grid]
-        elif index == torch.cuda.current_device():
-            runner(*arguments, stream=torch._C._cuda_getCurrentRawStream(index))
-        else:
-            with torch.cuda.device(device):
-                runner(*arguments, stream=torch._C._cuda_getCurrentRawStream(index))
+        if runner is None or addresses % _ALIGNMENT or index != current_device():
+            self._launch_anew(key, tensors, (*sizes, *widths, *constants), addresses)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        runner(*tensors, *sizes, *widths, *constants, stream=stream)
+
+    def _launch_anew(
+        self,
+        key: tuple[Any, ...],
+        tensors: tuple[Tensor, ...],
+        rest: tuple[Any, ...],
+        addresses: int,
+    ) -> None:
+        """Launch by Triton's own road, and keep what it compiled for aligned operands."""
+        with on_device(tensors[0].device):
+            kernel = self._kernel[self._grid](*tensors, *rest, num_warps=self._warps)
+        if key[0] >= 0 and self._is_small and addresses % _ALIGNMENT == 0:
+            self._runners[key] = kernel[self._grid]
+
+
+def current_device() -> int:
+    """The current CUDA device; -1, as of a CPU tensor, where CUDA is not in use."""
+    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else -1
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

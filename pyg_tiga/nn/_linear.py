@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_tiga.nn._inputs import num_edges
@@ -32,6 +33,7 @@ def is_plain(
         and not module._backward_pre_hooks
         and not module._backward_hooks
         and "forward" not in module.__dict__
+        and not _has_any_global_hook()
     )
 
 

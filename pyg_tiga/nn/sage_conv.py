@@ -211,17 +211,20 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         x_dst: Tensor | None,  # [*, N_dst, F_in]
     ) -> Tensor:
         """Add ``lin_l`` of the aggregate and ``lin_r`` of the destinations."""
-        lin_l = self._modules["lin_l"]
-        out = lin_l(aggregate)  # [*, N_dst, F_out]
+        modules = self._modules
+        lin_l = modules["lin_l"]
         if not self.root_weight or x_dst is None:
-            return out
-        lin_r = self._modules["lin_r"]
-        if out.dim() == x_dst.dim() == 2 and is_plain(lin_l) and is_plain(lin_r):
-            weight = lin_r._parameters["weight"]
-            # Types differ under autocast, which knows the modules' products only.
-            if out.dtype == x_dst.dtype == weight.dtype:
-                return out.addmm_(x_dst, weight.t())
-        return out + lin_r(x_dst)
+            return lin_l(aggregate)  # [*, N_dst, F_out]
+        lin_r = modules["lin_r"]
+        is_matrix = aggregate.dim() == x_dst.dim() == 2
+        if not (is_matrix and is_plain(lin_l) and is_plain(lin_r)):
+            return lin_l(aggregate) + lin_r(x_dst)
+        left, right = lin_l._parameters, lin_r._parameters["weight"]
+        out = F.linear(aggregate, left["weight"], left["bias"])  # [N_dst, F_out]
+        # Types differ under autocast, which casts for products but not in place.
+        if out.dtype == x_dst.dtype == right.dtype:
+            return out.addmm_(x_dst, right.t())
+        return out + F.linear(x_dst, right)
 
     def _combine_transformed(
         self,
