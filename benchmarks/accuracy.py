@@ -1,7 +1,8 @@
-"""Cora's test accuracy through our SAGEConv and PyG's, paired by seed."""
+"""Cora's test accuracy through our layers and PyG's, paired by seed."""
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,18 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks import ours, peers
-from benchmarks.engine import Context, identity
+from benchmarks import measure
+from benchmarks.engine import FAILURES, Context, identity
 from benchmarks.graphs import data_file
 from benchmarks.records import Record
 
-HIDDEN = 16
-CASE = f"cora/F{HIDDEN}"
 SEEDS = range(20)
 EPOCHS = 200
-DROPOUT, LEARNING_RATE, WEIGHT_DECAY = 0.5, 0.01, 5e-4
 T_95 = 2.093  # Student's t for 20 pairs
 TRAIN, VAL, TEST = 0, 1, 2
+NOTE = "accuracy"
+log = logging.getLogger("benchmarks")
+
+Layer = Callable[..., torch.nn.Module]
 
 
 @dataclass(frozen=True)
@@ -61,66 +63,164 @@ def load_cora(device: torch.device) -> Cora:
     return Cora(x, y.long(), split, edges.long())
 
 
-class Net(torch.nn.Module):
-    """Two SAGE layers with dropout, as in PyG's citation examples."""
+@dataclass(frozen=True)
+class Recipe:
+    """A network of PyG's citation examples with its hyperparameters.
 
-    def __init__(
-        self, layer: Callable[[int, int], torch.nn.Module], widths: Sequence[int]
-    ) -> None:
+    Args:
+        case: The case of its records.
+        op: The op of its records.
+        build: Makes the network from a layer, the input width and the classes.
+        learning_rate: Adam's.
+        weight_decay: Of each layer: a layer's parameters form a group.
+    """
+
+    case: str
+    op: str
+    build: Callable[[Layer, int, int], torch.nn.Module]
+    learning_rate: float
+    weight_decay: tuple[float, float]
+
+    def optimizer(
+        self, net: torch.nn.Module, *, capturable: bool = False
+    ) -> torch.optim.Optimizer:
+        """Adam as the example has it; ``capturable`` also fuses it."""
+        groups = [
+            {"params": list(layer.parameters()), "weight_decay": decay}
+            for layer, decay in zip(net.children(), self.weight_decay, strict=True)
+        ]
+        kind = {"capturable": True, "fused": True} if capturable else {}
+        return torch.optim.Adam(groups, lr=self.learning_rate, **kind)
+
+
+class SageNet(torch.nn.Module):
+    """Two SAGE layers with dropout."""
+
+    HIDDEN, DROPOUT = 16, 0.5
+
+    def __init__(self, layer: Layer, in_channels: int, num_classes: int) -> None:
         super().__init__()
-        self.first = layer(widths[0], widths[1])
-        self.second = layer(widths[1], widths[2])
+        self.first = layer(in_channels, self.HIDDEN)
+        self.second = layer(self.HIDDEN, num_classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Class scores ``[N, C]``."""
-        x = F.dropout(x, DROPOUT, self.training)
+        x = F.dropout(x, self.DROPOUT, self.training)
         x = self.first(x, edge_index).relu()
-        x = F.dropout(x, DROPOUT, self.training)
+        x = F.dropout(x, self.DROPOUT, self.training)
         return self.second(x, edge_index)
 
 
-def train(
-    layer: Callable[[int, int], torch.nn.Module],
+class GatNet(torch.nn.Module):
+    """PyG's example ``gat.py``: 8 heads of 8, then one head of the classes."""
+
+    HEADS, HIDDEN, DROPOUT = 8, 8, 0.6
+
+    def __init__(self, layer: Layer, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.first = layer(in_channels, self.HIDDEN, self.HEADS, dropout=self.DROPOUT)
+        self.second = layer(
+            self.HIDDEN * self.HEADS,
+            num_classes,
+            1,
+            concat=False,
+            dropout=self.DROPOUT,
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Class scores ``[N, C]``."""
+        x = F.dropout(x, self.DROPOUT, self.training)
+        x = F.elu(self.first(x, edge_index))
+        x = F.dropout(x, self.DROPOUT, self.training)
+        return self.second(x, edge_index)
+
+
+SAGE = Recipe("cora/F16", "sage_conv", SageNet, 0.01, (5e-4, 0.0))
+GAT = Recipe("cora/8x8", "gat_conv", GatNet, 0.005, (5e-4, 5e-4))
+
+
+def training_step(
+    net: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
     data: Cora,
-    seed: int,
-    epochs: int = EPOCHS,
-) -> Tensor:
-    """Train from one seed; the test accuracy at the best validation, in percent.
-
-    The choice of the epoch stays on the device, so that no epoch waits for it.
-    """
-    torch.manual_seed(seed)
-    net = Net(layer, (data.x.size(1), HIDDEN, data.num_classes)).to(data.x.device)
-    optimizer = torch.optim.Adam(
-        [
-            {"params": net.first.parameters(), "weight_decay": WEIGHT_DECAY},
-            {"params": net.second.parameters(), "weight_decay": 0.0},
-        ],
-        lr=LEARNING_RATE,
-        fused=data.x.is_cuda,
-    )
-    masks = [data.split == part for part in (VAL, TEST)]
+    edge_index: Tensor,
+) -> Callable[[], None]:
+    """One step on the training nodes, optimizer and all."""
     rows = (data.split == TRAIN).nonzero().flatten()
-    best = torch.full((2,), -1.0, device=data.x.device)
-    for _ in range(epochs):
-        _step(net, optimizer, data, rows)
-        accuracy = _accuracies(net, data, masks)
-        best = torch.where(accuracy[0] > best[0], accuracy, best)
-    return best[1]
+    labels = data.y[rows]
+
+    def step() -> None:
+        net.train()
+        optimizer.zero_grad()
+        F.cross_entropy(net(data.x, edge_index)[rows], labels).backward()
+        optimizer.step()
+
+    return step
 
 
-def _step(net: Net, optimizer: torch.optim.Optimizer, data: Cora, rows: Tensor) -> None:
-    net.train()
-    optimizer.zero_grad()
-    F.cross_entropy(net(data.x, data.edge_index)[rows], data.y[rows]).backward()
-    optimizer.step()
+class Trainer:
+    """Trains one network from many seeds.
 
+    On a GPU one epoch is captured in a CUDA graph and replayed, for either side: the
+    numbers are the same and no epoch waits for the host. The choice of the best epoch
+    stays on the device for the same reason.
 
-@torch.no_grad()
-def _accuracies(net: Net, data: Cora, masks: Sequence[Tensor]) -> Tensor:
-    net.eval()
-    right = net(data.x, data.edge_index).argmax(1) == data.y
-    return torch.stack([100 * (right & m).sum() / m.sum() for m in masks])
+    Args:
+        recipe: The network and its hyperparameters.
+        layer: Its layer.
+        data: The graph.
+        edge_index: Its edges as this layer takes them.
+    """
+
+    def __init__(
+        self, recipe: Recipe, layer: Layer, data: Cora, edge_index: Tensor | None = None
+    ) -> None:
+        on_gpu = data.x.is_cuda
+        self._make = lambda: recipe.build(layer, data.x.size(1), data.num_classes)
+        self._data = data
+        self._edges = data.edge_index if edge_index is None else edge_index
+        self._net = self._make().to(data.x.device)
+        self._optimizer = recipe.optimizer(self._net, capturable=on_gpu)
+        self._masks = [data.split == part for part in (VAL, TEST)]
+        self._best = torch.full((2,), -1.0, device=data.x.device)
+        self._step = training_step(self._net, self._optimizer, data, self._edges)
+        self._epoch = self._captured() if on_gpu else self._plain_epoch
+
+    def accuracy(self, seed: int, epochs: int = EPOCHS) -> float:
+        """The test accuracy at the best validation, in percent."""
+        torch.manual_seed(seed)
+        self._net.load_state_dict(self._make().state_dict())
+        for state in self._optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+        self._best.fill_(-1.0)
+        for _ in range(epochs):
+            self._epoch()
+        return float(self._best[1])
+
+    def _plain_epoch(self) -> None:
+        self._step()
+        accuracy = self._accuracies()
+        better = accuracy[0] > self._best[0]
+        self._best.copy_(torch.where(better, accuracy, self._best))
+
+    @torch.no_grad()
+    def _accuracies(self) -> Tensor:
+        self._net.eval()
+        right = self._net(self._data.x, self._edges).argmax(1) == self._data.y
+        return torch.stack([100 * (right & m).sum() / m.sum() for m in self._masks])
+
+    def _captured(self) -> Callable[[], None]:
+        try:
+            graph = measure.capture(self._plain_epoch, warm_up=self._warm_up)
+        except FAILURES as failure:
+            log.warning("training runs uncaptured", exc_info=failure)
+            return self._plain_epoch
+        return graph.replay
+
+    def _warm_up(self) -> None:
+        for _ in range(3):
+            self._plain_epoch()
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
@@ -136,20 +236,17 @@ def paired(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
     }
 
 
-def measure(context: Context) -> list[Record]:
+def measure_pairs(
+    context: Context, recipe: Recipe, data: Cora, ours: Trainer, peer: Trainer
+) -> list[Record]:
     """Records of both accuracies; ours carries the paired difference in points."""
-    data = load_cora(context.device)
-    makers = {"pyg_tiga": ours.sage_conv, "pyg": peers.pyg_sage_conv}
-    found = {
-        impl: torch.stack([train(layer, data, seed) for seed in SEEDS]).tolist()
-        for impl, layer in makers.items()
+    mine, other = ([each.accuracy(seed) for seed in SEEDS] for each in (ours, peer))
+    figures = {
+        "pyg_tiga": paired(mine, other),
+        "pyg": {"accuracy": statistics.fmean(other)},
     }
-    extra = {
-        "pyg_tiga": paired(found["pyg_tiga"], found["pyg"]),
-        "pyg": {"accuracy": statistics.fmean(found["pyg"])},
-    }
-    cell = identity(context, CASE, "sage_conv", "train", data.x.size(1))
+    cell = identity(context, recipe.case, recipe.op, "train", data.x.size(1))
     return [
-        Record(**cell, impl=impl, note="accuracy", extra=figures)
-        for impl, figures in extra.items()
+        Record(**cell, impl=impl, note=NOTE, extra=extra)
+        for impl, extra in figures.items()
     ]

@@ -37,6 +37,13 @@ class Edges:
         """The edges the other way round."""
         return Edges(self.target, self.source, num_sources)
 
+    def of_rows(self, rows: Tensor) -> Edges:
+        """The edges into some targets, which are numbered anew in this order."""
+        place = torch.full((self.num_targets,), -1, device=rows.device)
+        place[rows] = torch.arange(rows.numel(), device=rows.device)
+        wanted = (place[self.target] >= 0).nonzero().flatten()
+        return Edges(self.source[wanted], place[self.target[wanted]], rows.numel())
+
     def chunks(self, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of (source, target) whose messages fit in a bounded buffer."""
         size = max(CHUNK_ELEMENTS // max(width, 1), 1)
@@ -109,7 +116,7 @@ def spmm_check(
         if phase == "train":
             found.append((1, None, grad_x))
         if reduce in ("sum", "mean"):
-            rows = _sampled_rows(edges)
+            rows = sampled_rows(edges)
             found.append((0, rows, _rows64(edges, rows, x.detach(), reduce)))
         return found
 
@@ -139,7 +146,8 @@ def _aggregation64(
     return out, aggregate64(edges.reverse(x.size(0)), grad.double() / scale)
 
 
-def _sampled_rows(edges: Edges) -> Tensor:
+def sampled_rows(edges: Edges) -> Tensor:
+    """Targets spread over the graph, and the largest among them."""
     degree = edges.degree()
     hubs = degree.topk(min(HUB_ROWS, degree.numel())).indices
     spread = torch.linspace(
@@ -149,10 +157,7 @@ def _sampled_rows(edges: Edges) -> Tensor:
 
 
 def _rows64(edges: Edges, rows: Tensor, x: Tensor, reduce: str) -> Tensor:
-    place = torch.full((edges.num_targets,), -1, device=x.device)
-    place[rows] = torch.arange(rows.numel(), device=x.device)
-    wanted = (place[edges.target] >= 0).nonzero().flatten()
-    part = Edges(edges.source[wanted], place[edges.target[wanted]], rows.numel())
+    part = edges.of_rows(rows)
     out = aggregate64(part, x)
     return out / part.degree()[:, None] if reduce == "mean" else out  # [R, F]
 

@@ -1,4 +1,16 @@
-"""How a case is run: check first, then memory, then time; failures are records."""
+"""How a case is run: check first, then memory, then time; failures are records.
+
+Launch-bound cases: a call that the host cannot enqueue as fast as the device runs it
+says nothing about the kernels. Every candidate whose eager call takes under
+`measure.CAPTURE_BELOW_MS` is also replayed from a CUDA graph, and if one of them then
+takes under `measure.LAUNCH_BOUND_MS`, the case counts by replay, for us and for the
+peers alike, and the eager calls are second records noted ``eager``. Otherwise the
+eager calls count. A peer that waits for the device in its call cannot be replayed: its
+record says so, and what is compared are the eager calls.
+
+A result of ours that is wrong has no time. A peer that is less precise than we allow
+ourselves keeps its time, noted ``inaccurate``, unless it is plainly wrong.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +23,15 @@ import torch
 
 from benchmarks import measure
 from benchmarks.checks import TOLERANCE, Check
+from benchmarks.compare import OURS
 from benchmarks.graphs import GraphStore
 from benchmarks.inputs import Results
 from benchmarks.measure import Timing
-from benchmarks.records import Record
+from benchmarks.memory import OUT_OF_MEMORY, Demand, MemoryBook
+from benchmarks.records import INACCURATE, Record
 
 MIB = 1 << 20
-OUT_OF_MEMORY = "out of memory"
+WRONG = 0.1  # a peer's error from here on is no lack of precision
 FAILURES = (RuntimeError, ImportError, ValueError, TypeError, AttributeError)
 log = logging.getLogger("benchmarks")
 
@@ -32,6 +46,27 @@ class Context:
     seed: int
     budget_s: float
     copy_gb_s: float | None = None
+    memory: MemoryBook = field(default_factory=MemoryBook)
+    prepared: Latest = field(default_factory=lambda: Latest())
+
+
+class Latest:
+    """Holds the last thing made, for cases in a row that share it."""
+
+    def __init__(self) -> None:
+        self._key: object = None
+        self._value: Any = None
+
+    def get(self, key: object, make: Callable[[], Any]) -> Any:
+        """What was made for this key just before, or made now."""
+        if key != self._key:
+            self.clear()
+            self._key, self._value = key, make()
+        return self._value
+
+    def clear(self) -> None:
+        """Give it up."""
+        self._key = self._value = None
 
 
 class Case(Protocol):
@@ -59,16 +94,29 @@ class Call:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An implementation to prepare; preparation is not timed."""
+    """An implementation to prepare; preparation is not timed.
+
+    Args:
+        impl: Its name.
+        build: Prepares it.
+        tags: Tags of its records.
+        edge_copies: So many tensors with a row per edge it holds at once at least.
+        waits: Why its call waits for the device and cannot be captured, if it does.
+    """
 
     impl: str
     build: Callable[[], Call]
     tags: tuple[str, ...] = ()
+    edge_copies: int = 0
+    waits: str | None = None
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A case on its graph: who runs, the check, and the bytes of its floor."""
+    """A case on its graph: who runs, the check, and the bytes of its floor.
+
+    ``tolerance`` replaces the one of the dtype; ``loops`` counts implicit self-loops.
+    """
 
     case: str
     candidates: list[Candidate]
@@ -76,6 +124,8 @@ class Workload:
     sets: int
     gather_bytes: int
     gathers: int = 1
+    tolerance: float | None = None
+    loops: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,29 +140,56 @@ class TimedCase:
     in_channels: int | None = None
 
     def run(self, context: Context) -> list[Record]:
-        """Measure every candidate, and once more by replay if one is launch-bound."""
+        """Measure every candidate, and by replay too if the case is launch-bound."""
         work = self.prepare(context, self.phase, self.dtype)
         trials = [self._trial(c, work, context) for c in work.candidates]
         records = self._floor(work, context)
-        bound = [t for t in trials if t.eager and t.eager.ms < measure.LAUNCH_BOUND_MS]
-        replay = bool(bound) and context.device.type == "cuda"
+        if not self._launch_bound(trials, work, context):
+            return records + [self._record(t, work, context, t.eager) for t in trials]
         for trial in trials:
-            if replay and trial.eager:
-                records.append(self._replayed(trial, work, context))
+            if trial.eager:
+                self._replay(trial, work, context)
+                why = [trial.no_replay] if trial.no_replay else []
+                records.append(self._record(trial, work, context, trial.replayed, *why))
                 records.append(self._record(trial, work, context, trial.eager, "eager"))
             else:
-                records.append(self._record(trial, work, context, trial.eager))
+                records.append(self._record(trial, work, context, None))
         return records
+
+    def _launch_bound(
+        self, trials: list[_Trial], work: Workload, context: Context
+    ) -> bool:
+        if context.device.type != "cuda":
+            return False
+        for trial in trials:
+            if trial.eager and trial.eager.ms < measure.CAPTURE_BELOW_MS:
+                self._replay(trial, work, context)
+                if trial.replayed and trial.replayed.ms < measure.LAUNCH_BOUND_MS:
+                    return True
+        return False
 
     def _trial(self, candidate: Candidate, work: Workload, context: Context) -> _Trial:
         trial = _Trial(candidate)
+        demand = Demand(
+            self.op,
+            candidate.impl,
+            self.phase,
+            work.case,
+            work.gather_bytes,
+            candidate.edge_copies,
+        )
+        refusal = context.memory.refusal(demand, context.device)
+        if refusal and candidate.impl != OURS:
+            trial.notes += [OUT_OF_MEMORY, refusal]
+            return trial
         try:
             self._measure(trial, work, context)
         except torch.OutOfMemoryError:
             trial.notes.append(OUT_OF_MEMORY)
+            context.memory.add(demand)
         except FAILURES as failure:
             trial.notes.append(_reason(failure))
-            if candidate.impl == "pyg_tiga":
+            if candidate.impl == OURS:
                 log.warning("%s %s failed", self.name, self.op, exc_info=failure)
         if not trial.eager:
             trial.call = None
@@ -122,35 +199,41 @@ class TimedCase:
     def _measure(self, trial: _Trial, work: Workload, context: Context) -> None:
         call = trial.call = trial.candidate.build()
         trial.rel_err = work.check(call.run(0))
-        limit = TOLERANCE[self.dtype]
-        if not trial.rel_err <= limit:
-            trial.notes.append(f"wrong: error {trial.rel_err:.2g} above {limit:.0e}")
-            return
+        limit = work.tolerance or TOLERANCE[self.dtype]
+        note = precision_note(trial.candidate.impl, trial.rel_err, limit)
+        if note:
+            trial.notes.append(note)
+            if not is_inaccurate(note):
+                return
         estimate_ms, trial.peak = measure.first_call(call.run, context.device)
         if call.relation_bytes is not None:
             trial.relation = call.relation_bytes()
+        share = 1.0 if trial.candidate.impl == OURS else measure.PEER_SHARE
         trial.eager = measure.time_eager(
             call.run,
             context.device,
             sets=work.sets,
             estimate_ms=estimate_ms,
-            budget_s=context.budget_s,
+            budget_s=share * context.budget_s,
         )
 
-    def _replayed(self, trial: _Trial, work: Workload, context: Context) -> Record:
+    def _replay(self, trial: _Trial, work: Workload, context: Context) -> None:
+        if trial.replayed or trial.no_replay:
+            return
         assert trial.call is not None
         assert trial.eager is not None
+        if trial.candidate.waits:
+            trial.no_replay = f"no replay: {trial.candidate.waits}"
+            return
         try:
-            timing = measure.time_replay(
+            trial.replayed = measure.time_replay(
                 trial.call.run,
                 sets=work.sets,
                 estimate_ms=trial.eager.ms,
-                budget_s=context.budget_s,
+                budget_s=measure.REPLAY_SHARE * context.budget_s,
             )
         except FAILURES as failure:
-            note = f"no replay: {_reason(failure)}"
-            return self._record(trial, work, context, None, note)
-        return self._record(trial, work, context, timing)
+            trial.no_replay = f"no replay: {_reason(failure)}"
 
     def _record(
         self,
@@ -168,6 +251,7 @@ class TimedCase:
             peak_mib=_mib(trial.peak),
             relation_mib=_mib(trial.relation),
             rel_err=trial.rel_err if finite else None,
+            loops=work.loops,
             note="; ".join([*trial.candidate.tags, *notes, *trial.notes]) or None,
         )
 
@@ -191,6 +275,8 @@ class _Trial:
     candidate: Candidate
     call: Call | None = None
     eager: Timing | None = None
+    replayed: Timing | None = None
+    no_replay: str | None = None
     peak: int | None = None
     relation: int | None = None
     rel_err: float | None = None
@@ -208,6 +294,7 @@ class CustomCase:
 
     def run(self, context: Context) -> list[Record]:
         """Measure it, or record why not."""
+        context.prepared.clear()
         try:
             return self.measure(context)
         except (*FAILURES, FileNotFoundError) as failure:
@@ -236,11 +323,35 @@ def identity(
     }
 
 
+def precision_note(impl: str, error: float, limit: float) -> str | None:
+    """What is to be said of a result's error: ours may not exceed the limit at all."""
+    if error <= limit:
+        return None
+    if impl != OURS and error < WRONG:
+        return f"{INACCURATE}: error {error:.2g}"
+    return f"wrong: error {error:.2g} above {limit:.0e}"
+
+
+def is_inaccurate(note: str) -> bool:
+    """Whether a note of `precision_note` leaves the result its time."""
+    return note.startswith(INACCURATE)
+
+
 def timing_fields(timing: Timing | None) -> dict[str, float]:
     """The time fields of a record."""
     if timing is None:
         return {}
     return {"ms": timing.ms, "ms_low": timing.low, "ms_high": timing.high}
+
+
+def cpu_record(cell: dict[str, Any], error: float, timing: Timing) -> Record:
+    """A record of a call on the CPU, fp32, by the same rule of precision."""
+    note = precision_note(cell["impl"], error, TOLERANCE[torch.float32])
+    notes = "; ".join(["cpu", note] if note else ["cpu"])
+    if note and not is_inaccurate(note):
+        return Record(**cell, note=notes)
+    fields = {**cell, **timing_fields(timing), "rel_err": error, "note": notes}
+    return Record(**fields, extra={"best_ms": timing.best})
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,15 +1,13 @@
-"""The targets, as data, and their evaluation from result files."""
+"""What a target is, and its evaluation from result files."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.compare import OURS, Cell, Lookup, low_ratio
+from benchmarks.compare import FLOOR, OURS, Cell, Lookup, low_ratio
 from benchmarks.records import Record, Run
-
-TRAIN, FORWARD = "train", "forward"
 
 
 @dataclass(frozen=True)
@@ -21,6 +19,7 @@ class Target:
         kind: How it is read off the records, a key of `EVALUATORS`.
         bound: The limit.
         cells: The cells (case, op, phase, dtype) it is read from.
+            Where ours is held against ours, the first is held against the second.
         peer: The peer, where there is one.
         tags: Tags of our records, such as ``cpu``.
         level: ``gate`` must hold, ``aim`` should.
@@ -109,6 +108,32 @@ def _over_own(target: Target, found: Lookup) -> float | None:
     return 1 / low if low else None
 
 
+def _speed_over_own(target: Target, found: Lookup) -> float | None:
+    records = found.timed(*((cell, OURS) for cell in target.cells))
+    return low_ratio(*records) if records else None
+
+
+def _over_floor(target: Target, found: Lookup) -> float | None:
+    (cell,) = target.cells
+    records, floor = found.timed((cell, OURS)), found.find(cell, FLOOR)
+    if not (records and records[0].ms_high and floor and floor.ms):
+        return None
+    return records[0].ms_high / floor.ms
+
+
+def _peak(target: Target, found: Lookup) -> float | None:
+    (cell,) = target.cells
+    ours = found.find(cell, OURS)
+    return ours.peak_mib if ours else None
+
+
+def _completes(target: Target, found: Lookup) -> float | None:
+    (cell,) = target.cells
+    if not found.find(cell, OURS):
+        return None
+    return float(found.timed((cell, OURS)) is not None)
+
+
 def _best_of_several(target: Target, found: Lookup) -> float | None:
     (cell,) = target.cells
     records = _pair(target, found, cell)
@@ -132,94 +157,17 @@ EVALUATORS: dict[str, Evaluator] = {
     "memory": _memory,
     "milliseconds": _milliseconds,
     "over own": _over_own,
+    "speed over own": _speed_over_own,
+    "over floor": _over_floor,
+    "peak": _peak,
+    "completes": _completes,
     "best of several": _best_of_several,
     "accuracy": _accuracy,
 }
-AT_MOST = ("milliseconds", "over own", "accuracy")
+AT_MOST = ("milliseconds", "over own", "over floor", "peak", "accuracy")
 
 
-def _layer_targets() -> Iterable[Target]:
-    figures = (
-        ("arxiv/F128", 3.5, 2.5),
-        ("reddit/F128", 18.0, 8.0),
-        ("products/F64", 12.0, 8.0),
-    )
-    for case, speed, memory in figures:
-        cell = ((case, "sage_conv", TRAIN, "fp32"),)
-        step = f"SAGEConv training step, {case}"
-        yield Target(f"{step}: times PyG eager", "speed", speed, cell, "pyg")
-        yield Target(f"{step}: PyG's peak over ours", "memory", memory, cell, "pyg")
-        yield Target(f"{step}: times PyG compiled", "speed", 1.0, cell, "pyg_compiled")
-    cell = (("arxiv/F128", "sage_aggregate", TRAIN, "fp32"),)
-    text = "mean aggregation alone, forward + backward, arxiv/F128: times PyG eager"
-    yield Target(text, "speed", 10.0, cell, "pyg")
-
-
-def _spmm_targets() -> Iterable[Target]:
-    for phase in (FORWARD, TRAIN):
-        for dtype, mean in (("fp32", 1.5), ("bf16", 2.0)):
-            cells = tuple(
-                (f"{graph}/F{width}", "spmm", phase, dtype)
-                for graph in ("arxiv", "reddit", "products")
-                for width in (16, 64, 128, 256)
-            )
-            text = f"SpMM {phase}, {dtype}, 12 cells over cuSPARSE"
-            yield Target(f"{text}: least", "speed", 0.98, cells, "cusparse")
-            yield Target(
-                f"{text}: geometric mean", "mean speed", mean, cells, "cusparse"
-            )
-
-
-def _max_targets() -> Iterable[Target]:
-    for graph, ms in (("arxiv", 0.85), ("reddit", 10.0), ("products", 28.0)):
-        case = f"{graph}/F128"
-        cells = tuple((case, op, FORWARD, "fp32") for op in ("max_aggregate", "spmm"))
-        yield Target(f"max forward over our sum, {case}", "over own", 1.1, cells)
-        yield Target(
-            f"max training, winner scatter, {case}, ms",
-            "milliseconds",
-            ms,
-            ((case, "max_aggregate", TRAIN, "fp32"),),
-            tags=frozenset({"winner scatter"}),
-            level="aim",
-        )
-
-
-def _other_targets() -> Iterable[Target]:
-    yield Target(
-        "host time of a warm layer call beyond the projections, ms",
-        "milliseconds",
-        0.080,
-        (("tiny/F32", "sage_conv", FORWARD, "fp32"),),
-        tags=frozenset({"host"}),
-    )
-    yield Target(
-        "Cora, 20 paired seeds: farthest end of the 95 % interval, points",
-        "accuracy",
-        0.5,
-        (("cora/F16", "sage_conv", TRAIN, "fp32"),),
-        tags=frozenset({"accuracy"}),
-    )
-    for phase in (FORWARD, TRAIN):
-        yield Target(
-            f"SAGEConv {phase} on the CPU, arxiv/F128: times PyG, best of several",
-            "best of several",
-            0.95,
-            (("arxiv/F128", "sage_conv", phase, "fp32"),),
-            "pyg",
-            frozenset({"cpu"}),
-        )
-
-
-TARGETS: tuple[Target, ...] = (
-    *_layer_targets(),
-    *_spmm_targets(),
-    *_max_targets(),
-    *_other_targets(),
-)
-
-
-def evaluate(runs: Sequence[Run], targets: Sequence[Target] = TARGETS) -> list[Verdict]:
+def evaluate(runs: Sequence[Run], targets: Sequence[Target]) -> list[Verdict]:
     """Each target in the newest run that measured it: sides of a ratio share a run."""
     newest = sorted(runs, key=lambda run: run.date, reverse=True)
     return [Verdict(target, _first(target, newest)) for target in targets]

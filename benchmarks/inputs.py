@@ -55,7 +55,48 @@ def draw_inputs(
     return Inputs(x, grad)
 
 
-def _normal(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Input sets of an attention core; all but the cotangents require gradients."""
+
+    value: list[Tensor]  # [N, H, C] each
+    alpha_src: list[Tensor]  # [N, H] each
+    alpha_dst: list[Tensor]  # [N, H] each
+    grad: list[Tensor]  # [N, H, C] each
+
+    @property
+    def sets(self) -> int:
+        """How many sets there are."""
+        return len(self.value)
+
+    def leaves(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Values and scores of one set."""
+        return self.value[i], self.alpha_src[i], self.alpha_dst[i]
+
+
+def draw_attention(
+    num_nodes: int,
+    heads: int,
+    channels: int,
+    dtype: torch.dtype,
+    *,
+    device: torch.device,
+    seed: int,
+) -> AttentionInputs:
+    """Draw the operands of an attention core, for every phase alike."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    wide, narrow = (num_nodes, heads, channels), (num_nodes, heads)
+    sets = measure.input_sets(num_nodes * heads * channels * dtype.itemsize, device)
+
+    def drawn(shape: tuple[int, ...], grad: bool) -> list[Tensor]:
+        tensors = [_normal(shape, generator).to(dtype) for _ in range(sets)]
+        return [tensor.requires_grad_(grad) for tensor in tensors]
+
+    scores = drawn(narrow, True), drawn(narrow, True)
+    return AttentionInputs(drawn(wide, True), *scores, drawn(wide, False))
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, device=generator.device)
 
 
@@ -64,7 +105,9 @@ def _distinct(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     num_nodes, width = shape
     device = generator.device
     order = torch.randperm(num_nodes, generator=generator, device=device)
-    base = (order.double() * 2 + 1) / num_nodes - 1
+    # And without zeros: PyTorch starts its output at 0, and where the maximum is 0
+    # counts that start as one more tie.
+    base = (order.double() * 2 + 0.5) / num_nodes - 1
     shift = torch.randint(num_nodes, (width,), generator=generator, device=device)
     place = torch.arange(num_nodes, device=device)[:, None] + shift
     return base.float()[place.remainder_(num_nodes)]  # [N, F]
@@ -74,14 +117,41 @@ def runner(
     forward: Forward, inputs: Inputs, phase: str, parameters: Sequence[Tensor] = ()
 ) -> Callable[[int], Results]:
     """A call on input set i: the output, and the gradients when training."""
+    return phase_runner(
+        lambda i: forward(inputs.x[i]),
+        lambda i: (inputs.x[i], *parameters),
+        inputs.grad,
+        phase,
+    )
+
+
+def phase_runner(
+    forward: Callable[[int], Tensor],
+    leaves: Callable[[int], Sequence[Tensor]],
+    grad: Sequence[Tensor],
+    phase: str,
+) -> Callable[[int], Results]:
+    """A call of one phase on input set i: the output, and the gradients of the leaves.
+
+    In ``backward``, the forward ran before: once for each set and stream, because a
+    capture takes in only what belongs to its stream.
+    """
+    held: dict[tuple[int, int], Tensor] = {}
 
     def infer(i: int) -> Results:
         with torch.no_grad():
-            return (forward(inputs.x[i]),)
+            return (forward(i),)
 
     def train(i: int) -> Results:
-        x = inputs.x[i]
-        out = forward(x)
-        return (out, *torch.autograd.grad(out, (x, *parameters), inputs.grad[i]))
+        out = forward(i)
+        return (out, *torch.autograd.grad(out, leaves(i), grad[i]))
 
-    return infer if phase == "forward" else train
+    def back(i: int) -> Results:
+        place = i, measure.stream_id()
+        if place not in held:
+            held[place] = forward(i)
+        out = held[place]
+        found = torch.autograd.grad(out, leaves(i), grad[i], retain_graph=True)
+        return (out, *found)
+
+    return {"forward": infer, "train": train, "backward": back}[phase]

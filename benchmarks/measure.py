@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-LAUNCH_BOUND_MS = 0.3
+LAUNCH_BOUND_MS = 0.3  # by replay
+CAPTURE_BELOW_MS = 1.0  # by eager calls
 MIN_ITERATIONS, MAX_ITERATIONS = 5, 100
+SLOW_MS, SLOW_ITERATIONS = 100.0, 3
 WARM_UP_SHARE = 0.2
+PEER_SHARE, REPLAY_SHARE = 0.5, 0.4  # of the budget of one timing
 MAX_INPUT_SETS = 16
 CALLS_PER_GRAPH = 8
 COPY_BYTES = 2 << 30
 RESERVED_LIMIT = 20 << 30
-HOST_BLOCKS, HOST_CALLS = 30, 100
+HOST_GROUPS, HOST_BLOCKS, HOST_CALLS = 10, 8, 50
+HOST_WARM_UP = 8  # blocks
 
 Runner = Callable[[int], object]
 
@@ -82,7 +85,8 @@ def time_eager(
 
 def _iterations(estimate_ms: float, budget_s: float) -> int:
     fitting = int(1e3 * budget_s / max(estimate_ms, 1e-3))
-    return min(max(fitting, MIN_ITERATIONS), MAX_ITERATIONS)
+    least = SLOW_ITERATIONS if estimate_ms > SLOW_MS else MIN_ITERATIONS
+    return min(max(fitting, least), MAX_ITERATIONS)
 
 
 def _event_samples(run: Runner, count: int, *, sets: int) -> list[float]:
@@ -116,20 +120,16 @@ def time_replay(
         RuntimeError: If the call cannot be captured.
     """
     calls = max(sets, CALLS_PER_GRAPH)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+
+    def once() -> None:
         for i in range(sets):
             run(i)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # A capture that fails can leave its stream current: the outer one restores ours.
-    with (
-        torch.cuda.stream(torch.cuda.current_stream()),
-        torch.cuda.graph(graph, stream=stream),
-    ):
+
+    def several() -> None:
         for i in range(calls):
             run(i % sets)
+
+    graph = capture(several, warm_up=once)
     timing = time_eager(
         lambda _: graph.replay(),
         torch.device("cuda"),
@@ -142,33 +142,102 @@ def time_replay(
     return Timing(*(value / calls for value in per_call))
 
 
-def time_interleaved(
-    runs: Sequence[Runner], *, budget_s: float, warm_up: int = 1
+def capture(
+    call: Callable[[], object], *, warm_up: Callable[[], object]
+) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of a call, after a warm-up on the stream that captures it.
+
+    Raises:
+        RuntimeError: If the call cannot be captured.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        warm_up()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # A capture that fails can leave its stream current: the outer one restores ours.
+    with (
+        torch.cuda.stream(torch.cuda.current_stream()),
+        torch.cuda.graph(graph, stream=stream),
+    ):
+        call()
+    return graph
+
+
+def stream_id() -> int:
+    """The current stream, or 0 where there is no GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    return torch.cuda.current_stream().cuda_stream
+
+
+def time_in_turns(
+    runs: Sequence[Runner], device: torch.device, *, rounds: int = 8, calls: int = 10
 ) -> list[Timing]:
-    """Time CPU calls in turns, so that a drift of the machine meets them alike."""
-    slowest = 0.0
-    for run in runs:
-        for _ in range(warm_up):
-            slowest = max(slowest, *_host_samples(run, 1))
-    count = min(max(int(1e3 * budget_s / max(slowest, 1e-3)), 5), 50)
-    rounds = [[_host_samples(run, 1)[0] for run in runs] for _ in range(count)]
+    """Time calls as a user makes them, a few of each in turn, after one round more."""
+    if device.type != "cuda":
+        return time_interleaved(runs, budget_s=0.0)
+    samples: list[list[float]] = [[] for _ in runs]
+    for i in range(rounds + 1):
+        for run, found in zip(runs, samples, strict=True):
+            taken = _event_samples(run, calls, sets=1)
+            found += taken if i else []
+    return [summarise(found) for found in samples]
+
+
+def time_interleaved(
+    runs: Sequence[Runner], *, budget_s: float, warm_up: int = 1, least: int = 5
+) -> list[Timing]:
+    """Time CPU calls in turns, so that a drift of the machine meets them alike.
+
+    At least ``least`` rounds count, after ``warm_up`` more.
+    """
+
+    def one_round() -> list[float]:
+        return [_host_samples(run, 1)[0] for run in runs]
+
+    for _ in range(warm_up):
+        one_round()
+    rounds = [one_round()]
+    fitting = int(1e3 * budget_s / max(*rounds[0], 1e-3))
+    rounds += [one_round() for _ in range(min(max(fitting, least), 50) - 1)]
     return [summarise(samples) for samples in zip(*rounds, strict=True)]
 
 
-def host_overhead(
-    call: Callable[[], object], less: Callable[[], object], device: torch.device
-) -> tuple[Timing, float, float]:
-    """Host time of ``call`` beyond ``less`` per call in ms, and both medians.
+@dataclass(frozen=True)
+class HostTime:
+    """Host time of a call, in ms: beyond the part it is compared with, and of both."""
 
-    Calls are only enqueued inside a block; the device is waited for between blocks.
+    beyond: Timing
+    call: float
+    part: float
+
+
+def host_overheads(
+    pairs: Sequence[tuple[Callable[[], object], Callable[[], object]]],
+    device: torch.device,
+) -> list[HostTime]:
+    """Host time of each call beyond its part, all of them in turns, block by block.
+
+    Whatever disturbs the host only adds time, so both sides count by their fastest
+    block. The blocks form groups: each gives the fastest block of the call less the
+    fastest of the part, and these differences have the median and the interval. Calls
+    are only enqueued inside a block; the device is waited for between blocks.
     """
-    pairs = []
-    for _ in range(HOST_BLOCKS + 2):
-        pairs.append((_host_block(call, device), _host_block(less, device)))
-    warm = pairs[2:]
-    beyond = summarise([whole - part for whole, part in warm])
-    whole, part = (statistics.median(side) for side in zip(*warm, strict=True))
-    return beyond, whole, part
+    calls = [call for pair in pairs for call in pair]
+    blocks = [
+        [_host_block(call, device) for call in calls]
+        for _ in range(HOST_WARM_UP + HOST_GROUPS * HOST_BLOCKS)
+    ]
+    times = np.asarray(blocks[HOST_WARM_UP:])
+    groups = times.reshape(HOST_GROUPS, HOST_BLOCKS, len(pairs), 2).min(1)
+    found = []
+    for i in range(len(pairs)):
+        whole, part = groups[:, i].T  # [HOST_GROUPS] each
+        beyond = summarise((whole - part).tolist())
+        found.append(HostTime(beyond, float(whole.min()), float(part.min())))
+    return found
 
 
 def _host_block(call: Callable[[], object], device: torch.device) -> float:

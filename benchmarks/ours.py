@@ -38,3 +38,24 @@ def release(graph: BenchGraph) -> None:
     import pyg_tiga
 
     pyg_tiga.forget(graph.edge_index)
+
+
+def gat_conv(
+    in_channels: int, out_channels: int, heads: int, **options: Any
+) -> torch.nn.Module:
+    """A GATConv."""
+    from pyg_tiga.nn import GATConv
+
+    return GATConv(in_channels, out_channels, heads, **options)
+
+
+def additive_attention(
+    edge_index: Tensor,
+    value: Tensor,  # [N, H, C]
+    alpha_src: Tensor,  # [N, H]
+    alpha_dst: Tensor,  # [N, H]
+) -> Tensor:
+    """The edge kernels of a GATConv alone, with its defaults: [N, H, C]."""
+    from pyg_tiga import functional
+
+    return functional.additive_attention(edge_index, value, alpha_src, alpha_dst)

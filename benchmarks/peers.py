@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import SAGEConv, SimpleConv
+from torch_geometric.nn import GATConv, SAGEConv, SimpleConv
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from benchmarks.graphs import BenchGraph
 from benchmarks.inputs import Inputs, Results
@@ -26,7 +28,20 @@ def pyg_sage_conv(in_channels: int, out_channels: int) -> torch.nn.Module:
     return SAGEConv(in_channels, out_channels)
 
 
-def compiled(module: torch.nn.Module) -> Callable[..., Tensor]:
+def pyg_gat_conv(
+    in_channels: int, out_channels: int, heads: int, **options: Any
+) -> torch.nn.Module:
+    """PyG's GATConv."""
+    return GATConv(in_channels, out_channels, heads, **options)
+
+
+def with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """The edges that GATConv makes of them in each call: its own self-loops last."""
+    bare, _ = remove_self_loops(edge_index)
+    return add_self_loops(bare, num_nodes=num_nodes)[0]  # [2, E + N]
+
+
+def compiled(module: torch.nn.Module) -> torch.nn.Module:
     """A module under ``torch.compile``, from an empty compile cache in memory."""
     torch.compiler.reset()
     return torch.compile(module, dynamic=False)

@@ -16,8 +16,9 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 UNKNOWN = "unknown"
-MODE_TAGS = ("eager", "cpu", "host", "accuracy")
+MODE_TAGS = ("eager", "cpu", "host", "accuracy", "optimizer")
 FORM_TAGS = ("deterministic", "winner scatter")
+INACCURATE = "inaccurate"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class Record:
     def tags(self, known: Iterable[str] = MODE_TAGS + FORM_TAGS) -> frozenset[str]:
         """The tags of ``known`` that the note carries."""
         return frozenset((self.note or "").split("; ")) & frozenset(known)
+
+    @property
+    def inaccuracy(self) -> str | None:
+        """The remark on the error of a peer that kept its time, if there is one."""
+        parts = (self.note or "").split("; ")
+        return next((part for part in parts if part.startswith(INACCURATE)), None)
 
     @property
     def key(self) -> tuple[str | frozenset[str], ...]:

@@ -58,8 +58,14 @@ def _row(found: Comparison) -> list[str]:
         number(found.floor_ratio),
         f"{mib(ours.peak_mib)} / {mib(peer.peak_mib if peer else None)}",
         ", ".join(f"{other.impl} {number(other.ms)}" for other in found.peers[1:]),
-        ours.note or "",
+        "; ".join(_remarks(found)),
     ]
+
+
+def _remarks(found: Comparison) -> list[str]:
+    note = [found.ours.note] if found.ours.note else []
+    imprecise = [(r.impl, r.inaccuracy) for r in found.peers if r.inaccuracy]
+    return note + [f"{impl} {remark}" for impl, remark in imprecise]
 
 
 def failures_table(records: Sequence[Record]) -> str:

@@ -1,7 +1,8 @@
 """Graph attention and aggregation at the speed of memory, inside PyG models.
 
-    import pyg_tiga as tg
-    from pyg_tiga.nn import SAGEConv  # the same layer as PyG's
+Example:
+    >>> import pyg_tiga as tg
+    >>> from pyg_tiga.nn import SAGEConv  # the same layer as PyG's
 """
 
 from pyg_tiga import functional, nn

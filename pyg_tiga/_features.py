@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import importlib.util
 import logging
 from functools import cache
 from types import ModuleType
@@ -59,12 +57,6 @@ def torch_scatter() -> ModuleType | None:
 def torch_sparse() -> ModuleType | None:
     """The `torch_sparse` module, or `None` where it cannot be imported."""
     return _optional("torch_sparse")
-
-
-@cache
-def has_rich() -> bool:
-    """Whether `rich` is installed, for tables in a terminal."""
-    return importlib.util.find_spec("rich") is not None
 
 
 @cache

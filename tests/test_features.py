@@ -19,7 +19,6 @@ PROBES = [
     _features.triton_interpreted,
     _features.torch_scatter,
     _features.torch_sparse,
-    _features.has_rich,
     _features.cuda_capability,
 ]
 
@@ -108,11 +107,11 @@ def test_interpreter_switch(value, expected):
 
 
 def test_probes_are_cached(monkeypatch, fresh_probes):
-    first = _features.has_rich()
+    first = _features.has_triton()
     monkeypatch.setattr(
         builtins, "__import__", lambda *_: pytest.fail("a cached probe imports")
     )
-    assert _features.has_rich() is first
+    assert _features.has_triton() is first
 
 
 @pytest.mark.gpu

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.engine import Case
-from benchmarks.suites import sage, spmm
+from benchmarks.suites import gat, sage, spmm
 
 SUITES: dict[str, Callable[[], Sequence[Case]]] = {
     "spmm": spmm.cases,
     "sage": sage.cases,
+    "gat": gat.cases,
 }

@@ -1,1 +1,1 @@
-"""Ways to run a problem: `triton` (ours), `vendor` (cuSPARSE, torch.sparse), `scatter`."""
+"""Ways to run a problem: our kernels, the vendor's (`torch.sparse`), and scatter."""

@@ -20,7 +20,7 @@ def always_available(problem: Problem) -> list[str]:
 
 @dataclass(frozen=True)
 class Limits:
-    """The problems that an implementation supports; an empty tuple allows everything."""
+    """The problems that an implementation supports; an empty tuple allows all."""
 
     devices: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()

@@ -1,10 +1,10 @@
 """Max and min over grouped edges, with what the backward needs, and the backward.
 
-The kernels compute maxima; a minimum is the maximum of the negated values (`SIGN` = -1).
-`SAVE` says what is kept for the gradient: 0 nothing, 1 the number of edges that tie for
-the extremum, plus one where it is 0 (the gradient is split into that many shares; see
-`pyg_tiga.reference`), 2 the place within its row of the first of them (it takes the whole
-gradient).
+The kernels compute maxima; a minimum is the maximum of the negated values (`SIGN` is
+-1). `SAVE` says what is kept for the gradient: 0 nothing, 1 the number of edges that
+tie for the extremum, plus one where it is 0 (the gradient is split into that many
+shares; see `pyg_tiga.reference`), 2 the place within its row of the first of them (it
+takes the whole gradient).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def _fold(value, aux, AXIS: tl.constexpr, SAVE: tl.constexpr):
 
 
 @triton.jit
-def _store(out_ptr, aux_ptr, o, best, aux, filled, mask, SIGN: tl.constexpr, SAVE: tl.constexpr):
+def _store(
+    out_ptr, aux_ptr, o, best, aux, filled, mask, SIGN: tl.constexpr, SAVE: tl.constexpr
+):
     """Store extrema and what goes with them; rows without edges get 0 and no winner."""
     value = tl.where(filled, best * SIGN, 0.0)
     tl.store(out_ptr + o, value.to(out_ptr.dtype.element_ty), mask=mask)
@@ -181,9 +183,7 @@ def extremum_merge(
                 aux = tl.where(beats, place, aux)
             acc = _larger(acc, value)
         best, kept = _fold(acc, aux, 0, SAVE)  # [BLOCK_F]
-        _store(
-            out_ptr, aux_ptr, row * features + o_f, best, kept, m_f, m_f, SIGN, SAVE
-        )
+        _store(out_ptr, aux_ptr, row * features + o_f, best, kept, m_f, m_f, SIGN, SAVE)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_items", "chunk"])

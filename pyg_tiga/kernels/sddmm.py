@@ -1,6 +1,7 @@
-"""SDDMM over grouped edges: out_e = sum over f of a[r, f] b[j, f] for the edge e = (j -> r).
+"""SDDMM over grouped edges: the dot product of the two ends of every edge.
 
-One value per edge, so the pieces of a long row need no merge.
+For the edge e = (j -> r), out_e is the sum over f of a[r, f] b[j, f]. One value per
+edge, so the pieces of a long row need no merge.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """SpMM over grouped edges: out_r = s_r * sum over the edges e of row r of w_e c_j x_j.
 
 `spmm_rows` gives every program `BLOCK_R` units of work (see `units`). `spmm_merge` adds
-the pieces of each long row in fixed order, which keeps results bit-identical from run to
-run without atomics.
+the pieces of each long row in fixed order, which keeps results bit-identical from run
+to run without atomics.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def spmm_rows(
     BLOCK_E: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    # The feature slice is the outer grid axis: one slice of x after the other stays in L2.
+    # The feature slice is the outer grid axis: slice after slice of x stays in L2.
     u = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)  # [BLOCK_R]
     o_f = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)  # [BLOCK_F]
     m_f = o_f < features

@@ -1,7 +1,7 @@
 """Units of work: whole short rows, and the pieces that long rows are cut into.
 
-Every kernel that walks grouped edges takes its rows from here, so that no program is ever
-longer than `chunk` edges, whatever the largest degree.
+Every kernel that walks grouped edges takes its rows from here, so that no program is
+ever longer than `chunk` edges, whatever the largest degree.
 """
 
 from __future__ import annotations

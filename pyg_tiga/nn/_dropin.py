@@ -34,15 +34,17 @@ FUSED_AGGREGATIONS: dict[str, type[torch.nn.Module]] = {
     "min": aggr.MinAggregation,
 }
 
+_METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_update")
+
 
 class ParentSignature:
-    """The arguments that a layer's parent passes to ``propagate``.
+    """The arguments that a layer's parent passes to ``propagate`` or ``edge_updater``.
 
-    PyG writes a class's ``propagate`` from a comment in the class's source, and looks
+    PyG writes these methods of a class from comments in the class's source, and looks
     sources up by the bare name of a class. A subclass that has its parent's name, or no
-    such comment, would get a ``propagate`` without arguments; this class attribute,
-    which PyG asks first, gives all of them the right one. A subclass that does write
-    the comment, because it calls ``propagate`` in its own way, is left to PyG.
+    such comment, would get methods without arguments; this class attribute, which PyG
+    asks first, gives all of them the right ones. A subclass that does write the
+    comment, because it calls the method in its own way, is left to PyG.
     """
 
     def __init__(self, name: str, **types: str) -> None:
@@ -115,14 +117,22 @@ class DropIn(MessagePassing):
     """The PyG layer."""
     _fused_aggregations: ClassVar[tuple[str, ...]] = tuple(FUSED_AGGREGATIONS)
     """Values of ``aggr`` that have a fused form."""
-    _overrides_propagate: ClassVar[bool] = False
+    _fused_node_dim: ClassVar[int] = -2
+    """The value of ``node_dim`` that the fused form stands for."""
+    _generated: ClassVar[tuple[str, ...]] = ("propagate",)
+    """The methods that the parent calls and PyG generates."""
+    _overrides: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Later is too late: PyG generates a `propagate` for each class that is used.
+        # Later is too late: PyG generates these methods for each class that is used.
         mixins = [base for base in cls.__mro__ if not issubclass(base, MessagePassing)]
-        if any("propagate" in vars(base) for base in (cls, *mixins)):
-            cls._overrides_propagate = True
+        found = {
+            name
+            for name in cls._generated
+            if any(name in vars(base) for base in (cls, *mixins))
+        }
+        cls._overrides = tuple({*cls._overrides, *found})
 
     def _finish_init(self) -> None:
         """Call at the end of a layer's constructor."""
@@ -191,7 +201,7 @@ class DropIn(MessagePassing):
             reasons.append(f"'aggr_module' is not the plain {stock.__name__}")
         if self._decomposed_layers != 1:
             reasons.append(f"decomposed_layers={self._decomposed_layers}")
-        if self.node_dim != -2:
+        if self.node_dim != self._fused_node_dim:
             reasons.append(f"node_dim={self.node_dim}")
         return reasons
 
@@ -200,21 +210,27 @@ class DropIn(MessagePassing):
         cls, stock, own = type(self), self._pyg_class, self.__dict__
         names = [
             name
-            for name in ("message", "aggregate", "update", "message_and_aggregate")
+            for name in _METHODS
             if name in own or getattr(cls, name) is not getattr(stock, name)
         ]
-        # PyG itself switches between the two in explain mode and for decomposed layers.
-        stock_propagates = (cls._jinja_propagate, cls._orig_propagate)
-        if (
-            cls._overrides_propagate
-            or cls.propagate is not cls._jinja_propagate
-            or (
-                "propagate" in own
-                and getattr(own["propagate"], "__func__", None) not in stock_propagates
-            )
-        ):
-            names.append("propagate")
+        for name in self._generated:
+            method = getattr(cls, f"_jinja_{name}")
+            if (
+                name in cls._overrides
+                or getattr(cls, name) is not method
+                or (name in own and self._is_replaced(name))
+            ):
+                names.append(name)
         return [f"'{name}' is overridden" for name in names]
+
+    def _is_replaced(self, name: str) -> bool:
+        """Whether a generated method in the instance is not one that PyG put there.
+
+        PyG switches between two in explain mode and for decomposed layers.
+        """
+        cls = type(self)
+        stock = (getattr(cls, f"_jinja_{name}"), getattr(cls, f"_orig_{name}"))
+        return getattr(self.__dict__[name], "__func__", None) not in stock
 
     def _note_fused(self) -> None:
         """Keep the plan that has just run."""

@@ -26,9 +26,7 @@ def last_plan() -> Plan | None:
     return _last.plan
 
 
-def spmm_plan(
-    graph: Graph, x: Tensor, weight: Tensor | None, normalize: str
-) -> Plan:
+def spmm_plan(graph: Graph, x: Tensor, weight: Tensor | None, normalize: str) -> Plan:
     """The plan of :func:`spmm`."""
     dtype = x.dtype if weight is None else torch.result_type(x, weight)
     return _plan("spmm", graph, x, dtype, "sum", normalize, weight is not None)

@@ -95,9 +95,7 @@ class _ExtremumBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, value: Tensor) -> tuple[Tensor | None, ...]:
-        selected = EAGER.extremum_select(
-            ctx.graph, value, *ctx.saved_tensors, ctx.ties
-        )
+        selected = EAGER.extremum_select(ctx.graph, value, *ctx.saved_tensors, ctx.ties)
         return selected, None, None, None, None, None
 
 

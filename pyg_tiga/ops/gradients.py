@@ -2,8 +2,8 @@
 
 A rule takes the road's functions as `call` and the relation in the road's form, which
 only has to offer `reverse()`. SpMM and SDDMM are each other's gradients; so are the
-extremum's backward and its transpose, `select` (see the roads). Every rule is therefore differentiable
-again, by the same functions.
+extremum's backward and its transpose, `select` (see the roads). Every rule is therefore
+differentiable again, by the same functions.
 """
 
 from __future__ import annotations
@@ -17,35 +17,15 @@ FLIPPED = {"none": "none", "dst": "src", "src": "dst"}
 
 
 class Calls(Protocol):
-    """The differentiable functions of a road."""
+    """The differentiable functions of a road that the rules call."""
 
     def spmm(
         self, relation: Any, x: Tensor, weight: Tensor | None, normalize: str
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Sum of weighted source features per destination."""
 
-    def sddmm(
-        self, relation: Any, a: Tensor, b: Tensor, normalize: str
-    ) -> Tensor: ...
-
-    def extremum_backward(
-        self,
-        relation: Any,
-        grad: Tensor,
-        x: Tensor,
-        out: Tensor,
-        aux: Tensor,
-        ties: str,
-    ) -> Tensor: ...
-
-    def extremum_select(
-        self,
-        relation: Any,
-        value: Tensor,
-        x: Tensor,
-        out: Tensor,
-        aux: Tensor,
-        ties: str,
-    ) -> Tensor: ...
+    def sddmm(self, relation: Any, a: Tensor, b: Tensor, normalize: str) -> Tensor:
+        """Dot products of the two ends of every edge."""
 
 
 def spmm(

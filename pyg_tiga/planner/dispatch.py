@@ -55,9 +55,7 @@ def _plan(problem: Problem, pinned: str | None) -> Plan:
     return _first(problem, named or table, "pinned" if named else "table")
 
 
-def _first(
-    problem: Problem, table: tuple[Implementation, ...], source: str
-) -> Plan:
+def _first(problem: Problem, table: tuple[Implementation, ...], source: str) -> Plan:
     rejected: dict[str, list[str]] = {}
     for implementation in table:
         reasons = implementation.why_not(problem)
@@ -72,7 +70,7 @@ def _first(
 def _log(
     problem: Problem, chosen: Implementation, rejected: dict[str, list[str]]
 ) -> None:
-    """Log once that a problem on a GPU leaves our kernels; on the CPU it is the rule."""
+    """Log once that a problem on a GPU leaves our kernels; on a CPU it is the rule."""
     if chosen.family == "triton" or problem.device == "cpu" or not rejected:
         return
     why = "; ".join(

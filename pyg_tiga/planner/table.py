@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyg_tiga.impls import scatter, triton_spmm, vendor
 from pyg_tiga.impls.base import Implementation
 
-# On the CPU our kernels run only interpreted, which is for tests: there they are refused
-# or asked for by name, and `_CPU` tries them last.
+# On the CPU our kernels run only interpreted, which is for tests: there they are
+# refused or asked for by name, and `_CPU` tries them last.
 _CUDA: dict[str, tuple[Implementation, ...]] = {
     "spmm": (triton_spmm.SPMM, vendor.SPMM_CUDA, scatter.SPMM),
     "spmm_extremum": (triton_spmm.SPMM_EXTREMUM, scatter.SPMM_EXTREMUM),

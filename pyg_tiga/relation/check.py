@@ -39,35 +39,21 @@ class Names:
 
 
 @dataclass(frozen=True)
-class CooFaults:
-    """What a grouping of an edge list found.
+class ListFaults:
+    """Puts into words what a grouping of an edge list found.
 
     Attributes:
-        good: Number of edges without fault, `[1]`.
-        bad: Which edges have a fault, `[E]`.
-        edge_index: The edges, `[2, E]`.
         sorted_end: The end that is said to be sorted, if one is.
     """
 
-    good: Tensor
-    bad: Tensor
-    edge_index: Tensor
     sorted_end: int | None
 
-    def locate(self) -> Tensor:
-        """Position and ends of the first edge with a fault, `[3]` int64."""
-        if self.bad.numel() == 0:
-            return torch.full((3,), -1, dtype=torch.int64, device=self.bad.device)
-        place = self.bad.view(torch.uint8).argmax().view(1)
-        ends = self.edge_index.index_select(1, place).view(2)
-        return torch.cat([place, ends.to(torch.int64)])
-
     def describe(self, names: Names) -> Callable[[list[int]], str]:
-        """Put what `locate` found into words, without holding the tensors."""
+        """Put position and ends of an edge into words, without holding tensors."""
         sorted_end = self.sorted_end
 
         def words(found: list[int]) -> str:
-            place, *ends = found
+            place, *ends = found[:3]
             for end in (0, 1):
                 if not 0 <= ends[end] < names.sizes[end]:
                     where = f"position {place} (edge_index[{end}, {place}])"
@@ -82,6 +68,29 @@ class CooFaults:
             )
 
         return words
+
+
+@dataclass(frozen=True)
+class CooFaults(ListFaults):
+    """What PyTorch's operations found in an edge list.
+
+    Attributes:
+        good: Number of edges without fault, `[1]`.
+        bad: Which edges have a fault, `[E]`.
+        edge_index: The edges, `[2, E]`.
+    """
+
+    good: Tensor
+    bad: Tensor
+    edge_index: Tensor
+
+    def locate(self) -> Tensor:
+        """Position and ends of the first edge with a fault, `[3]` int64."""
+        if self.bad.numel() == 0:
+            return torch.full((3,), -1, dtype=torch.int64, device=self.bad.device)
+        place = self.bad.view(torch.uint8).argmax().view(1)
+        ends = self.edge_index.index_select(1, place).view(2)
+        return torch.cat([place, ends.to(torch.int64)])
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,7 @@ def group_coo(
     grouping = Grouping(ptr, index, perm, sizes[end], sizes[1 - end], num_edges)
     if bad is None:
         return grouping, None
-    return grouping, CooFaults(ptr[-1:], bad, edge_index, None)
+    return grouping, CooFaults(None, ptr[-1:], bad, edge_index)
 
 
 def _group_sorted(
@@ -258,7 +258,7 @@ def _group_sorted(
     ptr = _pointers(key, sizes[end]).mul_(is_good)
     index = ends[1 - end].clone()
     grouping = Grouping(ptr, index, None, sizes[end], sizes[1 - end], num_edges)
-    return grouping, CooFaults(_count(is_good, num_edges), bad, edge_index, end)
+    return grouping, CooFaults(end, _count(is_good, num_edges), bad, edge_index)
 
 
 def group_csr(

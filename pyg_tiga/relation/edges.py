@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 from collections import Counter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from pyg_tiga._settings import settings
 from pyg_tiga.relation import check as checks
 from pyg_tiga.relation.cache import CACHE, Key, has_no_other_holder, key_of
-from pyg_tiga.relation.check import Check, CooFaults, CsrFaults, Names
+from pyg_tiga.relation.check import Check, CsrFaults, ListFaults, Names
 from pyg_tiga.relation.csr import (
     Grouping,
     group_coo,
@@ -21,11 +21,21 @@ from pyg_tiga.relation.csr import (
     slots,
     transpose,
 )
-from pyg_tiga.relation.stats import Readback, is_good, summarise
+from pyg_tiga.relation.fused import FusedBuild, builder_for
+from pyg_tiga.relation.stats import FOUND, Readback, is_good, summarise
 from pyg_tiga.relation.streams import Stamp, is_capturing, refuse_capture
 
 COO, COO_BY_ROW, COO_BY_COL, CSR = "coo", "coo_by_row", "coo_by_col", "csr"
 _SORTED_END = {COO: None, COO_BY_ROW: 0, COO_BY_COL: 1}
+Faults = ListFaults | CsrFaults
+
+
+class _Built(NamedTuple):
+    """A grouping, what can describe its faults (if it may have some), its summary."""
+
+    grouping: Grouping
+    faults: Faults | None
+    summary: Tensor
 
 
 class Edges:
@@ -101,15 +111,18 @@ class Edges:
                 this may be raised by a later call.
             RuntimeError: It is not there yet, and a CUDA graph is being captured.
         """
-        grouping = self._groupings[end] or self._build(end)
-        if self.device.type == "cuda":
-            if is_capturing(self.device):
-                # Neither may the verdict be queried now.
-                CACHE.pin(self)
-                return grouping
-            grouping.stamp.use()
-        if self._checks:
+        on_cuda = self.device.type == "cuda"
+        # A captured stream may not query the verdict.
+        captured = on_cuda and is_capturing(self.device)
+        if self._checks and not captured:
+            # Before building: what a call builds is reported by a later one, whether
+            # or not the device is quick.
             self.poll()
+        grouping = self._groupings[end] or self._build(end)
+        if captured:
+            CACHE.pin(self)
+        elif on_cuda:
+            grouping.stamp.use()
         return grouping
 
     def slots(self, end: int) -> Tensor:
@@ -183,47 +196,79 @@ class Edges:
             checks.poll_all()
             # Built under inference mode, it could not be saved for a later backward.
             with torch.inference_mode(False), torch.no_grad():
-                grouping, faults = self._group(end)
-                self._read(grouping, faults)
-            self._groupings[end] = grouping
+                try:
+                    built = self._group(end)
+                finally:
+                    self._record_reads()
+                self._read(*built)
+            grouping = self._groupings[end] = built.grouping
         CACHE.grown(self)
         return grouping
 
-    def _group(self, end: int) -> tuple[Grouping, CooFaults | CsrFaults | None]:
-        for tensor in self.tensors:
-            if tensor.is_cuda:
-                # The memo may hold the last reference when this stream still reads it.
-                tensor.record_stream(torch.cuda.current_stream(self.device))
+    def _group(self, end: int) -> _Built:
+        builder = builder_for(self.device)
         if self.layout != CSR:
-            is_sorted = _SORTED_END[self.layout] == end
-            trusted = self.is_validated()
-            return group_coo(
-                self.tensors[0], end, self.sizes, is_sorted=is_sorted, trusted=trusted
-            )
+            return self._group_coo(end, builder)
         if end == 0:
-            return group_csr(*self.tensors, self.sizes[1])
-        return transpose(self.grouping(0)), None
+            grouping, faults = group_csr(*self.tensors, self.sizes[1])
+            good = faults.good
+        else:
+            grouping, faults = transpose(self.grouping(0)), None
+            good = grouping.ptr[-1:]
+        summarised = summarise if builder is None else builder.summarise
+        return _Built(
+            grouping, faults, summarised(grouping.ptr, grouping.index, good)
+        )
 
-    def _read(self, grouping: Grouping, faults: CooFaults | CsrFaults | None) -> None:
+    def _group_coo(self, end: int, builder: FusedBuild | None) -> _Built:
+        (edge_index,) = self.tensors
+        is_sorted = _SORTED_END[self.layout] == end
+        trusted = self.is_validated()
+        if builder is not None:
+            grouping, summary = builder.group_coo(
+                edge_index, end, self.sizes, is_sorted
+            )
+            faults = None if trusted else ListFaults(end if is_sorted else None)
+            return _Built(grouping, faults, summary)
+        grouping, faults = group_coo(
+            edge_index, end, self.sizes, is_sorted=is_sorted, trusted=trusted
+        )
+        good = grouping.ptr[-1:] if faults is None else faults.good
+        return _Built(grouping, faults, summarise(grouping.ptr, grouping.index, good))
+
+    def _record_reads(self) -> None:
+        """Note that the current stream reads the tensors.
+
+        The memo may hold the last reference while it still does.
+        """
+        if self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device)
+            for tensor in self.tensors:
+                tensor.record_stream(stream)
+
+    def _read(self, grouping: Grouping, faults: Faults | None, summary: Tensor) -> None:
         """Bring statistics and verdict to the host, in one copy."""
         deferred = settings().validate == "deferred"
-        good = grouping.ptr[-1:] if faults is None else faults.good
-        summary = summarise(grouping.ptr, grouping.index, good)
-        if deferred and faults is not None:
+        if deferred and faults is not None and summary.numel() == FOUND:
             summary = torch.cat([summary, faults.locate()])
-        grouping.readback = Readback(summary, deferred)
+        grouping.readback = readback = Readback(summary, deferred)
         arrays = [grouping.ptr, grouping.index]
         arrays += [] if grouping.perm is None else [grouping.perm]
-        grouping.stamp = Stamp(arrays, complete=not deferred)
+        grouping.stamp = Stamp(arrays, complete=not deferred, event=readback.event)
         if faults is None:
             return
         words = faults.describe(self.names)
         if deferred:
-            check = Check(grouping.readback, self.num_edges, words)
-            self._checks += (check,)
-            checks.remember(check)
-        elif not is_good(grouping.readback.values(), self.num_edges):
-            raise ValueError(words(faults.locate().tolist()))
+            self._check_later(Check(readback, self.num_edges, words))
+        elif not is_good(readback.values(), self.num_edges):
+            found = readback.values()[FOUND:] or faults.locate().tolist()
+            raise ValueError(words(found))
+
+    def _check_later(self, check: Check) -> None:
+        if self.device.type != "cuda":
+            check.poll()  # The host need not wait for itself.
+        self._checks += (check,)
+        checks.remember(check)
 
     def _require_nodes(self) -> None:
         """Raise if there are edges but no nodes, which needs no look at the device."""

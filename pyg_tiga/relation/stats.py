@@ -10,6 +10,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from pyg_tiga.relation.buffers import Rows
+
 # Lengths at which long rows may be cut; powers of two, because pieces are counted by
 # shifts.
 CHUNKS = tuple(2**k for k in range(6, 14))  # 64 ... 8192
@@ -18,12 +20,18 @@ _SHIFTS = tuple(chunk.bit_length() - 1 for chunk in CHUNKS)
 # Degrees at which the tail is counted: all up to 4, then two an octave.
 THRESHOLDS = (0, 1, *(m << k for k in range(15) for m in (2, 3)), 65536)
 
-_GOOD, _LOWEST, _TAIL = 0, 1, 2
-_PIECES = _TAIL + len(THRESHOLDS)
-_SIGNATURE = _PIECES + len(CHUNKS)
-LENGTH = _SIGNATURE + 1
-_PARTS = (_TAIL, len(THRESHOLDS), len(CHUNKS), 1)
+# A summary: the number of edges without fault, minus the largest degree, the counts of
+# the tail, minus the numbers of pieces, and the signature.
+GOOD, LOWEST, TAIL = 0, 1, 2
+PIECES = TAIL + len(THRESHOLDS)
+SIGNATURE = PIECES + len(CHUNKS)
+LENGTH = SIGNATURE + 1
+# Behind it, place and both ends of the first edge with a fault, or what else is needed
+# to describe a fault.
+FOUND, WIDTH = LENGTH, LENGTH + 4
+_PARTS = (TAIL, len(THRESHOLDS), len(CHUNKS), 1)
 _SAMPLE = 4096
+_ROWS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -52,14 +60,14 @@ class Stats:
     @classmethod
     def from_summary(cls, values: list[int], num_rows: int, num_edges: int) -> Stats:
         """Read what :func:`summarise` wrote."""
-        tail = tuple(values[_TAIL:_PIECES])
+        tail = tuple(values[TAIL:PIECES])
         above = dict(zip(THRESHOLDS, tail, strict=True))
-        pieces = dict(zip(CHUNKS, values[_PIECES:_SIGNATURE], strict=True))
+        pieces = dict(zip(CHUNKS, values[PIECES:SIGNATURE], strict=True))
         # A row that is not cut counts as one piece, an empty one as none.
         items = {c: -pieces[c] - (above[0] - above[c]) for c in CHUNKS}
         hubs = {c: above[c] for c in CHUNKS}
-        longest = -values[_LOWEST]
-        return cls(num_rows, num_edges, longest, tail, hubs, items, values[_SIGNATURE])
+        longest = -values[LOWEST]
+        return cls(num_rows, num_edges, longest, tail, hubs, items, values[SIGNATURE])
 
     def degree_quantile(self, q: float) -> int:
         """Degree that a share `q` of the rows does not exceed.
@@ -108,49 +116,87 @@ def summarise(
     # The arithmetic shift rounds down, so that of a negative number rounds away from 0.
     torch.sum(negative >> shifts, 1, out=pieces)
     # A checksum of an evenly spread sample, which notices a change of order.
-    sample = index[:: max(1, index.numel() // _SAMPLE)]
+    sample = index[:: sample_step(index.numel())]
     torch.sum(sample[:-1] * sample[1:], 0, keepdim=True, out=signature)
     return out
 
 
 def is_good(values: list[int], num_edges: int) -> bool:
     """Whether a summary found every index in range."""
-    return values[_GOOD] == num_edges
+    return values[GOOD] == num_edges
+
+
+def sample_step(num_edges: int) -> int:
+    """Distance of the indices that the signature looks at."""
+    return max(1, num_edges // _SAMPLE)
 
 
 class Readback:
     """A device tensor's way to the host: at once, or when the device gets there.
 
     Args:
-        values: One-dimensional tensor.
+        values: One-dimensional int64 tensor of at most `WIDTH` elements.
         deferred: Do not wait for the device.
+
+    Attributes:
+        event: Recorded behind the copy; None if the host did wait.
     """
 
-    __slots__ = ("_event", "_host", "_values")
+    __slots__ = ("_host", "_row", "_values", "event")
 
     def __init__(self, values: Tensor, deferred: bool) -> None:
         self._values: list[int] | None = None
-        self._event: torch.cuda.Event | None = None
+        self.event: torch.cuda.Event | None = None
         if not deferred or values.device.type != "cuda":
             self._values = values.tolist()
             return
-        self._host = torch.empty(
-            values.shape, dtype=values.dtype, device="cpu", pin_memory=True
-        )
+        self._row = _PINNED.take()
+        whole = values.numel() == WIDTH
+        self._host = self._row if whole else self._row[: values.numel()]
         self._host.copy_(values, non_blocking=True)
-        self._event = torch.cuda.Event()
-        self._event.record(torch.cuda.current_stream(values.device))
+        self.event = torch.cuda.Event()
+        self.event.record(torch.cuda.current_stream(values.device))
 
     def landed(self) -> bool:
         """Whether `values` would return without waiting."""
-        return self._values is not None or self._event.query()
+        return self._values is not None or self.event.query()
 
     def values(self) -> list[int]:
         """The values; waits for the device if they are not there yet."""
         if self._values is None:
-            self._event.synchronize()
+            self.event.synchronize()
             self._values = self._host.tolist()
+            # One that is dropped unread is not used again: its copy may be on its way.
+            _PINNED.give(self._row)
         return self._values
+
+
+def blank_summary(device: torch.device) -> Tensor:
+    """A summary of zeros for kernels of the current stream to fill, `[WIDTH]` int64."""
+    stream = 0
+    if device.type == "cuda":
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+    return _blanks(device, stream).take()
+
+
+@lru_cache(maxsize=64)
+def _blanks(device: torch.device, _stream: int) -> Rows:
+    shape = (_ROWS_AT_ONCE, WIDTH)
+    return Rows(lambda: torch.zeros(shape, dtype=torch.int64, device=device))
+
+
+def _pinned() -> Tensor:
+    shape = (_ROWS_AT_ONCE, WIDTH)
+    return torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=True)
+
+
+_PINNED = Rows(_pinned)
+
+
+@lru_cache(maxsize=64)
+def table(device: torch.device) -> Tensor:
+    """Thresholds and the shifts that count pieces, for kernels; int64."""
+    return torch.tensor((*THRESHOLDS, *_SHIFTS), dtype=torch.int64).to(device)
 
 
 @lru_cache(maxsize=64)

@@ -36,23 +36,28 @@ class Stamp:
     Args:
         tensors: The tensors, all of one device.
         complete: The host has already waited for the work that writes them.
+        event: Recorded behind that work, where there is such an event already.
     """
 
     __slots__ = ("_device", "_event", "_home", "_seen", "_tensors")
 
-    def __init__(self, tensors: Sequence[Tensor], complete: bool = False) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        complete: bool = False,
+        event: torch.cuda.Event | None = None,
+    ) -> None:
         self._device = tensors[0].device
         self._home: int | None = None
         if self._device.type != "cuda":
             return
         self._tensors = tuple(tensors)
-        stream = torch.cuda.current_stream(self._device)
-        self._home = stream.cuda_stream
+        self._home = torch._C._cuda_getCurrentRawStream(self._device.index)
         self._seen = {self._home}
-        self._event: torch.cuda.Event | None = None
-        if not complete:
+        self._event: torch.cuda.Event | None = event
+        if event is None and not complete:
             self._event = torch.cuda.Event()
-            self._event.record(stream)
+            self._event.record(torch.cuda.current_stream(self._device))
 
     def use(self) -> None:
         """Make the tensors safe to read on the current stream from here on."""

@@ -1,8 +1,8 @@
 """Compile every kernel for GPUs that are not here, and report what fails.
 
 Run as a program, because Triton decides once per process whether it interprets:
-`python -m tests.kernels.compile_matrix [--all] [--shard K/N]`. One line per failure, then
-the number of compilations.
+`python -m tests.kernels.compile_matrix [--all] [--shard K/N]`. One line per failure,
+then the number of compilations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pyg_tiga.kernels import extremum, sddmm, spmm
+from pyg_tiga.kernels import build_csr, extremum, sddmm, spmm
 from pyg_tiga.planner.schedule.defaults import rules
 from pyg_tiga.problem import Problem, Schedule
 
@@ -54,6 +54,10 @@ class Case:
             return "constexpr"
         if name in ("ptr_ptr", "index_ptr", "perm_ptr", "slot_ptr", "rowptr_ptr"):
             return f"*{self.index}"
+        if name in ("key_ptr", "other_ptr", "good_ptr"):
+            return f"*{self.index}"
+        if name in ("order_ptr", "summary_ptr", "table_ptr"):
+            return "*i64"
         if name == "item_start_ptr":
             return f"*{self.index}"
         if name in ("item_row_ptr", "hub_row_ptr", "hub_ptr_ptr"):
@@ -66,7 +70,7 @@ class Case:
 
     def attributes(self) -> dict[tuple[int], list[list[Any]]]:
         """Sixteen-byte alignment, as for the tensors and widths that models use."""
-        free = {"num_rows", "num_items", "chunk"}
+        free = {"num_rows", "num_items", "chunk", *self.kernel.do_not_specialize}
         return {
             (i,): [["tt.divisibility", 16]]
             for i, name in enumerate(self.kernel.arg_names)
@@ -82,7 +86,7 @@ class Case:
 
 
 def cases(everything: bool) -> Iterator[Case]:
-    """The shipped table times the flag sets; with more dtypes where all is asked for."""
+    """The shipped table times the flag sets; more dtypes where all is asked for."""
     dtypes = tuple(DTYPES) if everything else (torch.float32,)
     indices = ("i32", "i64") if everything else ("i32",)
     for dtype, index in itertools.product(dtypes, indices):
@@ -160,6 +164,19 @@ def _others(dtype: str, index: str) -> Iterator[Case]:
         yield Case(extremum.extremum_merge, flags, dtype, index)
     winners = {"BLOCK_R": 4, "BLOCK_F": 128}
     yield Case(extremum.extremum_scatter, winners, dtype, index, warps=2)
+    if dtype == "fp32":
+        yield from _builds(index)
+
+
+def _builds(index: str) -> Iterator[Case]:
+    blocks = {"BLOCK_R": 128, "BLOCK_S": 1024}
+    for edges, end, is_sorted in (("i64", 1, False), ("i64", 0, True), ("u8", 0, True)):
+        flags = {"END": end, "IS_SORTED": is_sorted, "IS_DENSE": edges == "i64"}
+        narrow = {**flags, "BLOCK": 1024}
+        yield Case(build_csr.narrow, narrow, edges, index, warps=4)
+        finish = {"IS_SORTED": is_sorted, **blocks, "BLOCK_E": 1024}
+        yield Case(build_csr.finish, finish, edges, index, warps=4)
+    yield Case(build_csr.summarise, blocks, index=index, warps=4)
 
 
 def main() -> int:

@@ -14,9 +14,7 @@ SHARDS = 4
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_compiles_for_every_target(
-    shard: int, request: pytest.FixtureRequest
-) -> None:
+def test_compiles_for_every_target(shard: int, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: nothing to compile")
     command = [sys.executable, "-m", "tests.kernels.compile_matrix"]
     command += ["--shard", f"{shard}/{SHARDS}"]

@@ -1,4 +1,4 @@
-"""The `torch.library` ops: opcheck, gradients twice, and equality with the eager road."""
+"""The `torch.library` ops: opcheck, gradients twice, equality with the eager road."""
 
 from __future__ import annotations
 
@@ -41,7 +41,13 @@ def _op_arguments(case: Case, layout: str) -> dict[Any, tuple[Any, ...]]:
     return arguments
 
 
-OPS = ("spmm_op", "sddmm_op", "extremum_op", "extremum_backward_op", "extremum_select_op")
+OPS = (
+    "spmm_op",
+    "sddmm_op",
+    "extremum_op",
+    "extremum_backward_op",
+    "extremum_select_op",
+)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -114,7 +120,8 @@ def test_eager_and_compiled_roads_are_equal(
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
     results = []
     for call in (loss, compiled):
-        x, weight = case.x.clone().requires_grad_(), case.weight.clone().requires_grad_()
+        x = case.x.clone().requires_grad_()
+        weight = case.weight.clone().requires_grad_()
         value = call(case.edge_index, x, weight, case.grad)
         wanted = (x, weight) if weighted else (x,)
         results.append((value.detach(), *torch.autograd.grad(value, wanted)))
@@ -128,11 +135,15 @@ def test_fakes_have_the_real_form(problem: Row) -> None:
     relation = _relation(case, "coo")
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = library.spmm_op(
-            [mode.from_tensor(case.edge_index)], *relation[1:],
-            mode.from_tensor(case.x), None, "none",
+            [mode.from_tensor(case.edge_index)],
+            *relation[1:],
+            mode.from_tensor(case.x),
+            None,
+            "none",
         )
     real = library.spmm_op(*relation, case.x, None, "none")
-    assert fake.shape == real.shape and fake.dtype == real.dtype
+    assert fake.shape == real.shape
+    assert fake.dtype == real.dtype
     assert fake.stride() == real.stride()
 
 

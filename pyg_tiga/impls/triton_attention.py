@@ -1,0 +1,609 @@
+"""Launchers of the edge-attention template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_tiga.impls.launch import Launcher
+from pyg_tiga.problem import Schedule
+from pyg_tiga.relation.csr import Grouping, WorkItems
+from pyg_tiga.relation.graph import Graph
+
+_MOST_CHANNELS = 256
+_MERGE_ITEMS = 8
+_NODE_ELEMENTS = 1024
+_SUM_PROGRAMS = 528
+
+
+class Operands(NamedTuple):
+    """What a forward and a backward of edge attention read.
+
+    Args:
+        value: Values of the sources, ``[N_src, H, C]``.
+        row: Operand of the destinations, ``[N_dst, H]`` or ``[N_dst, H, K]``.
+        col: Operand of the sources, likewise.
+        term: Added to every edge's score, ``[E, H]`` in the caller's edge order.
+        loop_term: Added to every self-loop's, ``[num_loops, H]``.
+        mask: Edges that take part, ``[E]`` bool in the caller's order.
+        seed: One int64: the seed of dropout.
+    """
+
+    value: Tensor
+    row: Tensor
+    col: Tensor
+    term: Tensor | None = None
+    loop_term: Tensor | None = None
+    mask: Tensor | None = None
+    seed: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The numbers of a call: the score's, those of dropout, and how many self-loops."""
+
+    score: Any
+    scale: float
+    num_loops: int = 0
+    dropout: float = 0.0
+    self_loops: bool = False
+
+    @property
+    def factor(self) -> float:
+        """What kept weights are multiplied by; with p = 1 nothing is kept."""
+        return 0.0 if self.dropout >= 1.0 else 1.0 / (1.0 - self.dropout)
+
+
+class State(NamedTuple):
+    """What the backward needs of a forward."""
+
+    out: Tensor  # [N_dst, H, C]
+    m: Tensor  # [N_dst, H]
+    l: Tensor  # noqa: E741  # [N_dst, H]
+    positive: Tensor | None  # [N_dst, H, C]
+    positive_sum: Tensor | None  # [N_dst, H]
+
+
+def forward(
+    graph: Graph,
+    operands: Operands,
+    options: Options,
+    schedule: Schedule,
+    *,
+    out_dtype: torch.dtype,
+    positive: bool,
+) -> State:
+    """Softmax-weighted sums of values, with what a backward needs."""
+    from pyg_tiga.kernels.edge_attention import attention_rows
+
+    value = operands.value
+    rows = graph.rows()
+    heads, channels = value.shape[1:]
+    state = _new_state(value, rows.num_rows, out_dtype, positive)
+    if state.out.numel() == 0:
+        return state
+    items = rows.work_items(schedule.chunk)
+    part = _new_state(value, items.num_items, torch.float32, positive)
+    kept = _pointers(state, value) if items.num_items == 0 else _pointers(part, value)
+    blocks = _blocks(operands, schedule, channels)
+    flags = {
+        **_score(options, "load_row", "load_col", "score"),
+        **_edge_flags(operands, options, rows, items),
+        "SAVE_POSITIVE": positive,
+        "BLOCK_R": schedule.rows,
+        "BLOCK_E": schedule.edges,
+        **blocks,
+    }
+    grid = (
+        _programs(rows, items, schedule),
+        -(-heads // blocks["BLOCK_H"]),
+        -(-channels // blocks["BLOCK_C"]),
+    )
+    sizes = _sizes(graph, rows, items, schedule, options)
+    run = _launcher(graph, attention_rows, grid, sizes, flags, schedule.warps)
+    tensors = (
+        value,
+        *_pointers(state, value),
+        *kept,
+        operands.row,
+        operands.col,
+        *_edge_pointers(operands, rows, items),
+    )
+    run(
+        tensors,
+        (
+            heads,
+            channels,
+            _width(operands.row),
+            *_strides(value),
+            *_strides(operands.row),
+            *_strides(operands.col),
+            float(options.scale),
+            float(options.dropout),
+            options.factor,
+        ),
+    )
+    if items.num_hubs:
+        _merge_rows(graph, state, part, items, blocks, positive)
+    return state
+
+
+def _merge_rows(
+    graph: Graph,
+    state: State,
+    part: State,
+    items: WorkItems,
+    blocks: dict[str, int],
+    positive: bool,
+) -> None:
+    from pyg_tiga.kernels.edge_attention import attention_merge
+
+    heads, channels = state.out.shape[1:]
+    grid = (
+        items.num_hubs,
+        -(-heads // blocks["BLOCK_H"]),
+        -(-channels // blocks["BLOCK_C"]),
+    )
+    flags = {
+        "SAVE_POSITIVE": positive,
+        "BLOCK_P": _MERGE_ITEMS,
+        "BLOCK_H": blocks["BLOCK_H"],
+        "BLOCK_C": blocks["BLOCK_C"],
+    }
+    run = _launcher(graph, attention_merge, grid, (), flags, 1)
+    pointers = (*_pointers(state, state.out), *_pointers(part, state.out))
+    run((*pointers, items.hub_row, items.hub_ptr), (heads, channels))
+
+
+class Gradients(NamedTuple):
+    """Gradients of the operands; those not asked for are None."""
+
+    value: Tensor  # [N_src, H, C]
+    row: Tensor | None  # as the operand, float32
+    col: Tensor  # as the operand, float32
+    term: Tensor | None  # [E, H]
+    loop_term: Tensor | None  # [num_loops, H]
+    param: Tensor | None = None  # [H, K]
+
+
+def backward(
+    graph: Graph,
+    grad: Tensor,  # [N_dst, H, C]
+    operands: Operands,
+    options: Options,
+    state: State,
+    schedules: tuple[Schedule, Schedule],
+    *,
+    wants_term: bool,
+    wants_loop_term: bool,
+    att: tuple[Tensor | None, Tensor | None] = (None, None),
+    has_param: bool = False,
+) -> Gradients:
+    """Gradients of all operands.
+
+    With `att`, the operands are <value, att> of the same nodes, and their gradients are
+    passed on into that of the values (the first for sources, the second where sources
+    and destinations are the same nodes).
+    """
+    grad = grad if grad.stride(2) == 1 or grad.size(2) == 1 else grad.contiguous()
+    packed, grad_row = _prepare(graph, grad, options, state)
+    grad_param = None
+    if grad_row is None:
+        grad_row, grad_param = _rows_backward(
+            graph, grad, operands, options, packed, schedules[0], has_param
+        )
+    found = _columns(
+        graph,
+        grad,
+        operands,
+        options,
+        packed,
+        grad_row,
+        schedules[1],
+        wants_term,
+        wants_loop_term,
+        att,
+    )
+    return found._replace(row=grad_row, param=grad_param)
+
+
+def _prepare(
+    graph: Graph, grad: Tensor, options: Options, state: State
+) -> tuple[Tensor, Tensor | None]:
+    """(m, 1 / l, delta) of each row, and the additive score's gradient by row."""
+    from pyg_tiga.kernels.edge_attention_backward import attention_prepare
+
+    num_rows, heads, channels = grad.shape
+    packed = grad.new_empty(num_rows, heads, 4, dtype=torch.float32)
+    has_positive = state.positive is not None
+    grad_row = None
+    if has_positive:
+        grad_row = grad.new_empty(num_rows, heads, dtype=torch.float32)
+    if packed.numel() == 0:
+        return packed, grad_row
+    block_c = min(_power_of_2(channels), 128)
+    block_h = min(_power_of_2(heads), max(1, _NODE_ELEMENTS // block_c))
+    block_n = max(1, _NODE_ELEMENTS // (block_c * block_h))
+    flags = {
+        "HAS_POSITIVE": has_positive,
+        "BLOCK_N": block_n,
+        "BLOCK_H": block_h,
+        "BLOCK_C": block_c,
+    }
+    grid = (-(-num_rows // block_n), -(-heads // block_h))
+    run = _launcher(graph, attention_prepare, grid, (num_rows,), flags, 2)
+    target = packed if grad_row is None else grad_row
+    run(
+        (grad, *_pointers(state, grad), packed, target),
+        (heads, channels, grad.stride(0), grad.stride(1), float(options.scale)),
+    )
+    return packed, grad_row
+
+
+def _columns(
+    graph: Graph,
+    grad: Tensor,
+    operands: Operands,
+    options: Options,
+    packed: Tensor,
+    grad_row: Tensor,
+    schedule: Schedule,
+    wants_term: bool,
+    wants_loop_term: bool,
+    att: tuple[Tensor | None, Tensor | None],
+) -> Gradients:
+    from pyg_tiga.kernels.edge_attention_backward import attention_columns
+
+    value = operands.value
+    columns = graph.columns()
+    heads, channels = value.shape[1:]
+    width = _width(operands.col)
+    grad_value = value.new_empty(columns.num_rows, heads, channels)
+    grad_col = value.new_empty(operands.col.shape, dtype=torch.float32)
+    grad_term = grad_loop_term = None
+    if wants_term:
+        grad_term = value.new_zeros(graph.num_edges, heads, dtype=torch.float32)
+    if wants_loop_term:
+        shape = (options.num_loops, heads)
+        grad_loop_term = value.new_zeros(shape, dtype=torch.float32)
+    found = Gradients(grad_value, None, grad_col, grad_term, grad_loop_term)
+    if grad_value.numel() == 0:
+        return found
+    items = columns.work_items(schedule.chunk)
+    shape = (items.num_items, heads, channels)
+    part = value.new_empty(shape, dtype=torch.float32)
+    part_col = value.new_empty(items.num_items, heads, width, dtype=torch.float32)
+    blocks = _blocks(operands, schedule, channels, whole=True)
+    att_flags = {"ATT_SRC": att[0] is not None, "ATT_DST": att[1] is not None}
+    flags = {
+        **_score(options, "load_row", "load_col", "score", "vjp_col", "vjp_term"),
+        **_edge_flags(operands, options, columns, items),
+        "GRAD_TERM": wants_term,
+        "GRAD_LOOP_TERM": wants_loop_term,
+        **att_flags,
+        "BLOCK_R": schedule.rows,
+        "BLOCK_E": schedule.edges,
+        **blocks,
+    }
+    grid = (_programs(columns, items, schedule), -(-heads // blocks["BLOCK_H"]))
+    sizes = _sizes(graph, columns, items, schedule, options)
+    run = _launcher(graph, attention_columns, grid, sizes, flags, schedule.warps)
+    epilogue = (
+        value if att[0] is None else att[0],
+        value if att[1] is None else att[1],
+        grad_row,
+    )
+    tensors = (
+        value,
+        grad,
+        packed,
+        grad_value,
+        grad_col,
+        packed if grad_term is None else grad_term,
+        packed if grad_loop_term is None else grad_loop_term,
+        part,
+        part_col,
+        operands.row,
+        operands.col,
+        *_edge_pointers(operands, columns, items),
+        *epilogue,
+    )
+    run(
+        tensors,
+        (
+            heads,
+            channels,
+            width,
+            *_strides(value),
+            *_strides(grad),
+            *_strides(operands.row),
+            *_strides(operands.col),
+            float(options.scale),
+            float(options.dropout),
+            options.factor,
+        ),
+    )
+    if items.num_hubs:
+        _merge_columns(graph, found, part, part_col, items, blocks, att_flags, epilogue)
+    return found
+
+
+def _merge_columns(
+    graph: Graph,
+    found: Gradients,
+    part: Tensor,
+    part_col: Tensor,
+    items: WorkItems,
+    blocks: dict[str, int],
+    att_flags: dict[str, bool],
+    epilogue: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    from pyg_tiga.kernels.edge_attention_backward import columns_merge
+
+    heads, channels = found.value.shape[1:]
+    grid = (items.num_hubs, -(-heads // blocks["BLOCK_H"]))
+    flags = {**att_flags, "BLOCK_P": _MERGE_ITEMS, **blocks}
+    run = _launcher(graph, columns_merge, grid, (), flags, 1)
+    tensors = (part, part_col, found.value, found.col, *epilogue)
+    widths = (heads, channels, part_col.size(2))
+    run((*tensors, items.hub_row, items.hub_ptr), widths)
+
+
+def _rows_backward(
+    graph: Graph,
+    grad: Tensor,
+    operands: Operands,
+    options: Options,
+    packed: Tensor,
+    schedule: Schedule,
+    has_param: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The destination operand's gradient, by a pass over its edges."""
+    from pyg_tiga.kernels.edge_attention_backward import attention_rows_backward
+    from pyg_tiga.kernels.spmm import spmm_merge
+
+    value = operands.value
+    rows = graph.rows()
+    heads, channels = value.shape[1:]
+    width = _width(operands.row)
+    grad_row = value.new_empty(operands.row.shape, dtype=torch.float32)
+    if grad_row.numel() == 0:
+        return grad_row, None
+    items = rows.work_items(schedule.chunk)
+    part = value.new_empty(items.num_items, heads * width, dtype=torch.float32)
+    units = rows.num_rows + items.num_items if has_param else 0
+    params = value.new_zeros(units, heads, width, dtype=torch.float32)
+    blocks = _blocks(operands, schedule, channels, whole=True)
+    flags = {
+        **_score(options, "load_row", "load_col", "score", "vjp_row", "vjp_param"),
+        **_edge_flags(operands, options, rows, items),
+        "HAS_PARAM": has_param,
+        "BLOCK_R": schedule.rows,
+        "BLOCK_E": schedule.edges,
+        **blocks,
+    }
+    grid = (_programs(rows, items, schedule), -(-heads // blocks["BLOCK_H"]))
+    sizes = _sizes(graph, rows, items, schedule, options)
+    run = _launcher(graph, attention_rows_backward, grid, sizes, flags, schedule.warps)
+    tensors = (
+        value,
+        grad,
+        packed,
+        grad_row,
+        params if has_param else packed,
+        part,
+        operands.row,
+        operands.col,
+        *_edge_pointers(operands, rows, items),
+    )
+    run(
+        tensors,
+        (
+            heads,
+            channels,
+            width,
+            *_strides(value),
+            *_strides(grad),
+            *_strides(operands.row),
+            *_strides(operands.col),
+            float(options.scale),
+            float(options.dropout),
+            options.factor,
+        ),
+    )
+    if items.num_hubs:
+        block_f = min(_power_of_2(heads * width), 128)
+        grid = (items.num_hubs, -(-heads * width // block_f))
+        flags = {"HAS_ROW_SCALE": False, "BLOCK_K": _MERGE_ITEMS, "BLOCK_F": block_f}
+        run = _launcher(graph, spmm_merge, grid, (), flags, 1)
+        tensors = (part, grad_row, part, items.hub_row, items.hub_ptr)
+        run(tensors, (heads * width, heads * width))
+    return grad_row, params.sum(0) if has_param else None
+
+
+def node_scores(
+    x: Tensor,  # [N, H, C]
+    first: Tensor,  # [H, C]
+    second: Tensor | None,  # [H, C]
+) -> tuple[Tensor, Tensor | None]:
+    """<x, first> and <x, second> per node and head, ``[N, H]`` float32 each."""
+    from pyg_tiga.kernels.node_scores import node_scores as kernel
+
+    num_nodes, heads, channels = x.shape
+    a = x.new_empty(num_nodes, heads, dtype=torch.float32)
+    b = None if second is None else torch.empty_like(a)
+    if a.numel():
+        block_c = min(_power_of_2(channels), 128)
+        block_h = min(_power_of_2(heads), max(1, _NODE_ELEMENTS // block_c))
+        block_n = max(1, _NODE_ELEMENTS // (block_c * block_h))
+        flags = {
+            "SECOND": second is not None,
+            "BLOCK_N": block_n,
+            "BLOCK_H": block_h,
+            "BLOCK_C": block_c,
+        }
+        grid = (-(-num_nodes // block_n), -(-heads // block_h))
+        tensors = (
+            x,
+            first,
+            first if second is None else second,
+            a,
+            a if b is None else b,
+        )
+        run = Launcher(kernel, grid, (num_nodes,), flags, 2)
+        run(tensors, (heads, channels, *_strides(x)))
+    return a, b
+
+
+def node_scores_backward(
+    x: Tensor,  # [N, H, C]
+    grad_first: Tensor,  # [N, H]
+    grad_second: Tensor | None,  # [N, H]
+) -> Tensor:
+    """Gradients of the two vectors, ``[2, H, C]`` float32."""
+    from pyg_tiga.kernels.node_scores import node_scores_backward as kernel
+
+    num_nodes, heads, channels = x.shape
+    block_c = min(_power_of_2(channels), 128)
+    block_h = min(_power_of_2(heads), max(1, 256 // block_c))
+    block_n = max(1, _NODE_ELEMENTS // (block_c * block_h))
+    programs = min(_SUM_PROGRAMS, max(1, -(-num_nodes // block_n)))
+    part = x.new_empty(programs, 2, heads, channels, dtype=torch.float32)
+    if part.numel():
+        flags = {
+            "SECOND": grad_second is not None,
+            "BLOCK_N": block_n,
+            "BLOCK_H": block_h,
+            "BLOCK_C": block_c,
+        }
+        grid = (programs, -(-heads // block_h), -(-channels // block_c))
+        second = grad_first if grad_second is None else grad_second
+        run = Launcher(kernel, grid, (num_nodes,), flags, 2)
+        run((x, grad_first, second, part), (heads, channels, *_strides(x)))
+    return part.sum(0)
+
+
+def _new_state(
+    value: Tensor, num_rows: int, dtype: torch.dtype, positive: bool
+) -> State:
+    heads, channels = value.shape[1:]
+    shape = (num_rows, heads, channels)
+    scalars = [
+        value.new_empty(num_rows, heads, dtype=torch.float32)
+        for _ in range(3 if positive else 2)
+    ]
+    return State(
+        value.new_empty(shape, dtype=dtype),
+        scalars[0],
+        scalars[1],
+        value.new_empty(shape, dtype=dtype) if positive else None,
+        scalars[2] if positive else None,
+    )
+
+
+def _pointers(state: State, stand_in: Tensor) -> tuple[Tensor, ...]:
+    """A state in the order of the kernels: out, m, l, P, p."""
+    return tuple(stand_in if part is None else part for part in state)
+
+
+def _edge_pointers(
+    operands: Operands, rows: Grouping, items: WorkItems
+) -> tuple[Tensor, ...]:
+    """Terms, mask, seed and the edges themselves, in the order of the kernels."""
+    absent = rows.index
+    return (
+        absent if operands.term is None else operands.term,
+        absent if operands.loop_term is None else operands.loop_term,
+        absent if operands.mask is None else operands.mask.view(torch.uint8),
+        absent if operands.seed is None else operands.seed,
+        rows.ptr,
+        rows.index,
+        absent if rows.perm is None else rows.perm,
+        items.row,
+        items.start,
+    )
+
+
+def _edge_flags(
+    operands: Operands, options: Options, rows: Grouping, items: WorkItems
+) -> dict[str, bool]:
+    return {
+        "SPLIT": items.num_items > 0,
+        "HAS_TERM": operands.term is not None,
+        "HAS_LOOP_TERM": operands.loop_term is not None,
+        "HAS_MASK": operands.mask is not None,
+        "HAS_PERM": rows.perm is not None,
+        "SELF_LOOPS": options.self_loops,
+        "DROPOUT": options.dropout > 0,
+    }
+
+
+def _sizes(
+    graph: Graph,
+    rows: Grouping,
+    items: WorkItems,
+    schedule: Schedule,
+    options: Options,
+) -> tuple[int, ...]:
+    return (
+        rows.num_rows,
+        items.num_items,
+        schedule.chunk,
+        options.num_loops,
+        graph.num_edges,
+    )
+
+
+def _score(options: Options, *names: str) -> dict[str, Any]:
+    return {name.upper(): getattr(options.score, name) for name in names}
+
+
+def _blocks(
+    operands: Operands, schedule: Schedule, channels: int, *, whole: bool = False
+) -> dict[str, int]:
+    """Heads and channels of a tile; `slice` bounds what it holds of a row.
+
+    With `whole`, a tile holds all channels of a head: products over them need it.
+    """
+    block_c = _power_of_2(channels)
+    if not whole:
+        block_c = min(block_c, _MOST_CHANNELS)
+    block_h = max(1, schedule.slice // block_c)
+    block_h = min(block_h, _power_of_2(operands.value.size(1)))
+    block_k = _power_of_2(_width(operands.row))
+    return {"BLOCK_H": block_h, "BLOCK_C": block_c, "BLOCK_K": block_k}
+
+
+def _launcher(
+    graph: Graph,
+    kernel: Any,
+    grid: tuple[int, ...],
+    sizes: tuple[int, ...],
+    flags: dict[str, Any],
+    warps: int,
+) -> Launcher:
+    """A launcher, found again on the graph."""
+    key = (kernel, grid, sizes, tuple(flags.values()), warps)
+    found = graph.scratch.get(key)
+    if found is None:
+        found = graph.scratch[key] = Launcher(kernel, grid, sizes, flags, warps)
+    return found
+
+
+def _programs(rows: Grouping, items: WorkItems, schedule: Schedule) -> int:
+    return -(-(rows.num_rows + items.num_items) // schedule.rows)
+
+
+def _strides(x: Tensor) -> tuple[int, int]:
+    return x.stride(0), x.stride(1)
+
+
+def _width(operand: Tensor) -> int:
+    return 1 if operand.dim() == 2 else operand.size(2)
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,198 @@
+"""Attention with additive scores in plain PyTorch: any device, any dtype.
+
+This module defines what the kernels must compute; tests compare with it and double
+backward runs through it. Half precision accumulates in float32 and is rounded once, at
+the end. Edges that take no part (stored loops where loops are implicit, masked edges)
+are left out before anything is computed, so that not even a NaN of theirs is seen.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pyg_tiga.relation.graph import Graph
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class _Edges(NamedTuple):
+    """The edges that take part, the implicit loops after the stored edges."""
+
+    src: Tensor  # [K], int64
+    dst: Tensor  # [K], int64
+    place: Tensor  # [K], place among the E stored edges and the loops after them
+    num_dst: int
+    num_stored: int  # E
+    num_loops: int
+
+    def sum_to_dst(self, value: Tensor) -> Tensor:
+        """Add edge values ``[K, ...]`` to their destinations."""
+        out = value.new_zeros(self.num_dst, *value.shape[1:])
+        return out.index_add(0, self.dst, value)
+
+    def pick(self, stored: Tensor | None, loops: Tensor | None) -> Tensor | None:
+        """Values ``[K, H]`` of what is given for stored edges and for loops."""
+        given = loops if stored is None else stored
+        if given is None:
+            return None
+        if stored is None:
+            stored = given.new_zeros(self.num_stored, given.size(1))
+        if loops is None:
+            loops = given.new_zeros(self.num_loops, given.size(1))
+        return torch.cat([stored, loops]).index_select(0, self.place)
+
+
+def additive_attention(
+    graph: Graph,
+    value: Tensor,  # [N_src, H, C]
+    alpha_src: Tensor,  # [N_src, H]
+    alpha_dst: Tensor | None,  # [N_dst, H]
+    *,
+    edge_term: Tensor | None = None,  # [E, H]
+    loop_term: Tensor | None = None,  # [num_loops, H]
+    negative_slope: float = 0.2,
+    num_loops: int = 0,
+    edge_mask: Tensor | None = None,  # [E]
+    keep: Tensor | None = None,  # [E + num_loops, H]
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Average source values by a softmax of additive scores, as GAT does.
+
+    .. math::
+        \mathbf{y}_i = \sum_{e = (j \to i)} \frac{k_e}{1 - p} \,
+        \mathrm{softmax}_i(s)_e \, \mathbf{v}_j, \qquad
+        s_e = \mathrm{LeakyReLU}(\alpha^{src}_j + \alpha^{dst}_i + t_e)
+
+    Where the argument of the LeakyReLU is 0, its derivative is the negative slope.
+
+    Args:
+        graph: The relation.
+        value: Source values ``[N_src, H, C]``.
+        alpha_src: Source part of the scores, ``[N_src, H]``.
+        alpha_dst: Destination part of the scores, ``[N_dst, H]``; ``None`` is 0.
+        edge_term: Edge part of the scores, ``[E, H]`` in the caller's edge order.
+        loop_term: The same for the implicit loops, ``[num_loops, H]``.
+        negative_slope: Slope of the LeakyReLU below 0, of any sign.
+        num_loops: Where above 0, stored edges ``i -> i`` are left out and each of the
+            first `num_loops` destinations gets one loop.
+        edge_mask: Which stored edges take part, ``[E]`` bool.
+        keep: Which weights dropout keeps, ``[E + num_loops, H]`` bool; loop i has row
+            ``E + i``. ``None`` keeps all, unscaled.
+        dropout: Probability p of dropping a weight; kept ones are scaled by its
+            complement. 1 gives zeros.
+
+    Returns:
+        ``out`` ``[N_dst, H, C]``, 0 in rows without edges, in the dtype to which values
+        and scores promote; and the state of the softmax, without gradients: ``m``
+        ``[N_dst, H]``, the largest score, and ``l`` ``[N_dst, H]``, the sum of
+        ``exp(s - m)`` (rows without edges have 0 and 1), float32 for half precision.
+    """
+    edges = _edges(graph, num_loops, edge_mask)
+    terms = edges.pick(edge_term, loop_term)
+    scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
+    weight, largest, total = _softmax(edges, scores)
+    weight = _drop(edges, weight, keep, dropout)
+    message = value.to(weight.dtype).index_select(0, edges.src)  # [K, H, C]
+    out = edges.sum_to_dst(weight.unsqueeze(-1) * message)  # [N_dst, H, C]
+    dtype = _promoted(value, alpha_src, alpha_dst, edge_term, loop_term)
+    return out.to(dtype), largest, total.detach()
+
+
+def attention_weights(
+    graph: Graph,
+    alpha_src: Tensor,  # [N_src, H]
+    alpha_dst: Tensor | None,  # [N_dst, H]
+    *,
+    edge_term: Tensor | None = None,  # [E, H]
+    loop_term: Tensor | None = None,  # [num_loops, H]
+    negative_slope: float = 0.2,
+    num_loops: int = 0,
+    edge_mask: Tensor | None = None,  # [E]
+    keep: Tensor | None = None,  # [E + num_loops, H]
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The weights of :func:`additive_attention`, after dropout.
+
+    Arguments are those of :func:`additive_attention`.
+
+    Returns:
+        Weights ``[E, H]`` of the stored edges in the caller's order, 0 for those that
+        take no part, and ``[num_loops, H]`` of the implicit loops.
+    """
+    edges = _edges(graph, num_loops, edge_mask)
+    terms = edges.pick(edge_term, loop_term)
+    scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
+    weight = _drop(edges, _softmax(edges, scores)[0], keep, dropout)
+    weight = weight.to(_promoted(alpha_src, alpha_dst, edge_term, loop_term))
+    every = weight.new_zeros(edges.num_stored + num_loops, weight.size(1))
+    every = every.index_copy(0, edges.place, weight)
+    return every[: edges.num_stored], every[edges.num_stored :]
+
+
+def _edges(graph: Graph, num_loops: int, edge_mask: Tensor | None) -> _Edges:
+    src, dst = (end.long() for end in graph.ends())
+    num_stored = src.numel()
+    loop = torch.arange(num_loops, device=src.device)
+    live = torch.ones(num_stored + num_loops, dtype=torch.bool, device=src.device)
+    if num_loops > 0:
+        live[:num_stored] = src != dst
+    if edge_mask is not None:
+        live[:num_stored] &= edge_mask
+    place = live.nonzero().view(-1)
+    src = torch.cat([src, loop]).index_select(0, place)
+    dst = torch.cat([dst, loop]).index_select(0, place)
+    return _Edges(src, dst, place, graph.num_dst, num_stored, num_loops)
+
+
+def _scores(
+    edges: _Edges,
+    alpha_src: Tensor,
+    alpha_dst: Tensor | None,
+    terms: Tensor | None,
+    negative_slope: float,
+) -> Tensor:
+    """Scores [K, H] in the accumulator of all that goes into them."""
+    score = _widen(alpha_src).index_select(0, edges.src)
+    if alpha_dst is not None:
+        score = score + _widen(alpha_dst).index_select(0, edges.dst)
+    if terms is not None:
+        score = score + _widen(terms)
+    return F.leaky_relu(score, negative_slope)
+
+
+def _softmax(edges: _Edges, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [K, H], largest score and sum of each row [N_dst, H]."""
+    index = edges.dst.unsqueeze(1).expand_as(scores)
+    # Rows that nothing reaches keep the 0.
+    largest = scores.new_zeros(edges.num_dst, scores.size(1)).scatter_reduce(
+        0, index, scores.detach(), "amax", include_self=False
+    )
+    power = (scores - largest.index_select(0, edges.dst)).exp()
+    total = edges.sum_to_dst(power)
+    # The largest score alone gives 1, so that 0 means a row without edges.
+    total = total.masked_fill(total == 0, 1.0)
+    return power / total.index_select(0, edges.dst), largest, total
+
+
+def _drop(
+    edges: _Edges, weight: Tensor, keep: Tensor | None, dropout: float
+) -> Tensor:
+    if keep is None:
+        return weight
+    scale = 1.0 / (1.0 - dropout) if dropout < 1.0 else 0.0
+    return weight * (keep.index_select(0, edges.place) * scale)
+
+
+def _widen(value: Tensor) -> Tensor:
+    return value.float() if value.dtype in _HALF else value
+
+
+def _promoted(*parts: Tensor | None) -> torch.dtype:
+    dtypes = [part.dtype for part in parts if part is not None]
+    return functools.reduce(torch.promote_types, dtypes)
