@@ -115,7 +115,7 @@ class Candidate:
 class Workload:
     """A case on its graph: who runs, the check, and the bytes of its floor.
 
-    ``tolerance`` replaces the one of the dtype; ``loops`` counts implicit self-loops.
+    ``loops`` counts implicit self-loops.
     """
 
     case: str
@@ -124,7 +124,6 @@ class Workload:
     sets: int
     gather_bytes: int
     gathers: int = 1
-    tolerance: float | None = None
     loops: int | None = None
 
 
@@ -199,7 +198,7 @@ class TimedCase:
     def _measure(self, trial: _Trial, work: Workload, context: Context) -> None:
         call = trial.call = trial.candidate.build()
         trial.rel_err = work.check(call.run(0))
-        limit = work.tolerance or TOLERANCE[self.dtype]
+        limit = TOLERANCE[self.dtype]
         note = precision_note(trial.candidate.impl, trial.rel_err, limit)
         if note:
             trial.notes.append(note)

@@ -180,13 +180,11 @@ def _softmax(edges: _Edges, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return power / total.index_select(0, edges.dst), largest, total
 
 
-def _drop(
-    edges: _Edges, weight: Tensor, keep: Tensor | None, dropout: float
-) -> Tensor:
+def _drop(edges: _Edges, weight: Tensor, keep: Tensor | None, dropout: float) -> Tensor:
     if keep is None:
         return weight
     scale = 1.0 / (1.0 - dropout) if dropout < 1.0 else 0.0
-    return weight * (keep.index_select(0, edges.place) * scale)
+    return weight * keep.index_select(0, edges.place) * scale
 
 
 def _widen(value: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config._pyg_tiga_cache = tempfile.TemporaryDirectory(prefix="pyg_tiga_tests_")
     for name in CACHE_VARIABLES:
         os.environ[name] = str(Path(config._pyg_tiga_cache.name) / name.lower())
+    # In PyTorch's deterministic mode cuBLAS wants a workspace of fixed size.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Problems are tiny, and workers may run side by side.
     torch.set_num_threads(1)
     _poison_uninitialised_memory()

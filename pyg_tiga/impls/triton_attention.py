@@ -179,10 +179,15 @@ def backward(
     *,
     wants_term: bool,
     wants_loop_term: bool,
+    hands_over: bool = False,
     att: tuple[Tensor | None, Tensor | None] = (None, None),
     has_param: bool = False,
 ) -> Gradients:
     """Gradients of all operands.
+
+    The destination operand's comes from what the forward kept where it kept P; with
+    `hands_over` (for scores whose row gradient is that of the term) from the gradients of
+    the scores, handed over in an ``[E, H]`` tensor; else from one more pass over edges.
 
     With `att`, the operands are <value, att> of the same nodes, and their gradients are
     passed on into that of the values (the first for sources, the second where sources
@@ -191,30 +196,88 @@ def backward(
     grad = grad if grad.stride(2) == 1 or grad.size(2) == 1 else grad.contiguous()
     packed, grad_row = _prepare(graph, grad, options, state)
     grad_param = None
-    if grad_row is None:
+    hands_over = hands_over and grad_row is None
+    if grad_row is None and not hands_over:
         grad_row, grad_param = _rows_backward(
             graph, grad, operands, options, packed, schedules[0], has_param
         )
+    # Where the row gradient is summed later, it cannot flow into that of the values.
+    fused = att if grad_row is not None else (att[0], None)
     found = _columns(
         graph,
         grad,
         operands,
         options,
         packed,
-        grad_row,
+        packed if grad_row is None else grad_row,
         schedules[1],
-        wants_term,
-        wants_loop_term,
-        att,
+        wants_term or hands_over,
+        wants_loop_term or (hands_over and options.num_loops > 0),
+        fused,
     )
-    return found._replace(row=grad_row, param=grad_param)
+    if hands_over:
+        grad_row = _edge_sums(graph, found, options, schedules[0])
+        if att[1] is not None:
+            _add_outer(found.value, grad_row, att[1])
+    term = _to_caller(graph, found.term) if wants_term else None
+    loop_term = found.loop_term if wants_loop_term else None
+    return found._replace(row=grad_row, term=term, loop_term=loop_term, param=grad_param)
+
+
+def _edge_sums(
+    graph: Graph, found: Gradients, options: Options, schedule: Schedule
+) -> Tensor:
+    """Gradients of the terms summed by destination, those of loops included."""
+    from pyg_tiga.kernels.edge_sums import edge_sums
+    from pyg_tiga.kernels.spmm import spmm_merge
+
+    rows = graph.rows()
+    width = found.term.size(1)
+    out = found.term.new_empty(rows.num_rows, width)
+    if out.numel() == 0:
+        return out
+    items = rows.work_items(schedule.chunk)
+    part = out.new_empty(items.num_items, width)
+    block_w = min(_power_of_2(width), 32)
+    flags = {
+        "SPLIT": items.num_items > 0,
+        "HAS_START": options.num_loops > 0,
+        "BLOCK_R": 4,
+        "BLOCK_E": max(1, 128 // block_w),
+        "BLOCK_W": block_w,
+    }
+    units = rows.num_rows + items.num_items
+    grid = (-(-units // flags["BLOCK_R"]), -(-width // block_w))
+    sizes = (rows.num_rows, items.num_items, schedule.chunk, options.num_loops)
+    start = out if found.loop_term is None else found.loop_term
+    tensors = (found.term, start, out, part, rows.ptr, items.row, items.start)
+    _launcher(graph, edge_sums, grid, sizes, flags, 1)(tensors, (width,))
+    if items.num_hubs:
+        flags = {"HAS_ROW_SCALE": False, "BLOCK_K": _MERGE_ITEMS, "BLOCK_F": block_w}
+        grid = (items.num_hubs, -(-width // block_w))
+        tensors = (part, out, part, items.hub_row, items.hub_ptr)
+        _launcher(graph, spmm_merge, grid, (), flags, 1)(tensors, (width, width))
+    return out
+
+
+def _add_outer(value: Tensor, scale: Tensor, att: Tensor) -> None:
+    """Add scale[n, h] att[h, c] to values [N, H, C] in place."""
+    value.addcmul_(scale.unsqueeze(2).to(value.dtype), att.to(value.dtype))
+
+
+def _to_caller(graph: Graph, term: Tensor) -> Tensor:
+    """Edge values from the order of the grouping into the caller's."""
+    perm = graph.rows().perm
+    if perm is None:
+        return term
+    return torch.empty_like(term).index_copy_(0, perm.long(), term)
 
 
 def _prepare(
     graph: Graph, grad: Tensor, options: Options, state: State
 ) -> tuple[Tensor, Tensor | None]:
     """(m, 1 / l, delta) of each row, and the additive score's gradient by row."""
-    from pyg_tiga.kernels.edge_attention_backward import attention_prepare
+    from pyg_tiga.kernels.attention_state import attention_prepare
 
     num_rows, heads, channels = grad.shape
     packed = grad.new_empty(num_rows, heads, 4, dtype=torch.float32)
@@ -255,7 +318,7 @@ def _columns(
     wants_loop_term: bool,
     att: tuple[Tensor | None, Tensor | None],
 ) -> Gradients:
-    from pyg_tiga.kernels.edge_attention_backward import attention_columns
+    from pyg_tiga.kernels.attention_columns import attention_columns
 
     value = operands.value
     columns = graph.columns()
@@ -265,7 +328,7 @@ def _columns(
     grad_col = value.new_empty(operands.col.shape, dtype=torch.float32)
     grad_term = grad_loop_term = None
     if wants_term:
-        grad_term = value.new_zeros(graph.num_edges, heads, dtype=torch.float32)
+        grad_term = value.new_empty(graph.num_edges, heads, dtype=torch.float32)
     if wants_loop_term:
         shape = (options.num_loops, heads)
         grad_loop_term = value.new_zeros(shape, dtype=torch.float32)
@@ -309,6 +372,7 @@ def _columns(
         operands.row,
         operands.col,
         *_edge_pointers(operands, columns, items),
+        graph.slots() if wants_term else columns.index,
         *epilogue,
     )
     run(
@@ -341,7 +405,7 @@ def _merge_columns(
     att_flags: dict[str, bool],
     epilogue: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    from pyg_tiga.kernels.edge_attention_backward import columns_merge
+    from pyg_tiga.kernels.attention_columns import columns_merge
 
     heads, channels = found.value.shape[1:]
     grid = (items.num_hubs, -(-heads // blocks["BLOCK_H"]))
@@ -362,7 +426,9 @@ def _rows_backward(
     has_param: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The destination operand's gradient, by a pass over its edges."""
-    from pyg_tiga.kernels.edge_attention_backward import attention_rows_backward
+    from pyg_tiga.kernels.attention_rows_backward import (
+        attention_rows_backward,
+    )
     from pyg_tiga.kernels.spmm import spmm_merge
 
     value = operands.value

@@ -53,42 +53,18 @@ class TritonBuild:
         num_edges, num_rows, num_cols = edge_index.size(1), sizes[end], sizes[1 - end]
         dtype = index_dtype(num_edges, *sizes)
         summary = stats.blank_summary(edge_index.device)
-        key, other = _narrow(edge_index, end, sizes, dtype, is_sorted, summary)
-        order, stride_key = other, edge_index.stride(1)
-        if not is_sorted:
-            key, order = torch.sort(key, stable=True)
-            stride_key = 1
-        ptr = other.new_empty(num_rows + 1)
-        index = other if is_sorted else torch.empty_like(other)
-        perm = None if is_sorted else torch.empty_like(other)
-        rows = _row_programs(num_rows + 1)
-        samples = _sample_programs(num_edges)
-        gathers = 0 if is_sorted else _blocks(num_edges, _EDGES["BLOCK_E"])
-        tensors = (
-            edge_index,
-            key,
-            order,
-            other,
-            other if perm is None else perm,
-            index,
-            ptr,
-            summary,
-            stats.table(ptr.device),
-        )
-        lengths = (
-            num_edges,
-            num_rows,
-            edge_index.stride(0),
-            edge_index.stride(1),
-            stride_key,
-            num_edges.bit_length(),
-            stats.sample_step(num_edges),
-            *rows,
-            samples,
-        )
-        run = _launch("finish", is_sorted, *_ROWS.values(), *_EDGES.values())
-        run(rows[1] + samples + gathers, tensors, lengths)
-        return Grouping(ptr, index, perm, num_rows, num_cols, num_edges), summary
+        narrowed = torch.empty(num_edges, dtype=dtype, device=edge_index.device)
+        _narrow(edge_index, end, sizes, is_sorted, narrowed, summary)
+        if is_sorted:
+            key, order, index, perm = edge_index[end], narrowed, narrowed, None
+        else:
+            key, order = torch.sort(narrowed, stable=True)
+            del narrowed
+            index, perm = torch.empty_like(key), torch.empty_like(key)
+        ptr = index.new_empty(num_rows + 1)
+        grouping = Grouping(ptr, index, perm, num_rows, num_cols, num_edges)
+        _finish(edge_index, end, key, order, grouping, summary)
+        return grouping, summary
 
     def summarise(
         self,
@@ -110,30 +86,55 @@ def _narrow(
     edge_index: Tensor,
     end: int,
     sizes: tuple[int, int],
-    dtype: torch.dtype,
     is_sorted: bool,
+    out: Tensor,
     summary: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Row ids to sort (those of the caller where they are sorted), and other ends."""
-    num_edges = edge_index.size(1)
-    other = torch.empty(num_edges, dtype=dtype, device=edge_index.device)
-    key = edge_index[end] if is_sorted else torch.empty_like(other)
-    if num_edges:
-        strides = edge_index.stride()
-        run = _launch("narrow", end, is_sorted, strides[1] == 1, *_NARROW.values())
-        run(
-            _blocks(num_edges, _NARROW["BLOCK"]),
-            (edge_index, key, other, summary),
-            (num_edges, sizes[end], sizes[1 - end], *strides),
-        )
-    return key, other
+) -> None:
+    """Write the row ids to sort, or, of sorted edges, their other ends."""
+    num_edges, strides = edge_index.size(1), edge_index.stride()
+    if num_edges == 0:
+        return
+    run = _launch("narrow", end, is_sorted, strides[1] == 1, *_NARROW.values())
+    lengths = (num_edges, sizes[end], sizes[1 - end], *strides)
+    run(_blocks(num_edges, _NARROW["BLOCK"]), (edge_index, out, summary), lengths)
+
+
+def _finish(
+    edge_index: Tensor,
+    end: int,
+    key: Tensor,
+    order: Tensor,
+    grouping: Grouping,
+    summary: Tensor,
+) -> None:
+    """Fill a grouping and its summary."""
+    num_edges, num_rows, perm = grouping.num_edges, grouping.num_rows, grouping.perm
+    is_sorted = perm is None
+    arrays = (order if is_sorted else perm, grouping.index, grouping.ptr)
+    table = stats.table(grouping.ptr.device)
+    tensors = (edge_index, key, order, *arrays, summary, table)
+    rows, samples = _row_programs(num_rows + 1), _sample_programs(num_edges)
+    lengths = (
+        num_edges,
+        num_rows,
+        grouping.num_cols,
+        *edge_index.stride(),
+        key.stride(0),
+        num_edges.bit_length(),
+        stats.sample_step(num_edges),
+        *rows,
+        samples,
+    )
+    gathers = 0 if is_sorted else _blocks(num_edges, _EDGES["BLOCK_E"])
+    run = _launch("finish", end, is_sorted, *_ROWS.values(), *_EDGES.values())
+    run(rows[1] + samples + gathers, tensors, lengths)
 
 
 class _Launch:
     """A kernel whose sizes are new at each launch, at little host cost.
 
-    A `Launcher` keeps what it compiled with one grid and its sizes; here these belong to
-    a graph that is built once.
+    A `Launcher` is bound to a grid and sizes, which here are those of a graph that is
+    built once.
 
     Args:
         name: Kernel in `pyg_tiga.kernels.build_csr`, all of whose integers are sizes.

@@ -1,10 +1,11 @@
 """Grouping edges by row: what surrounds the sort of the row ids.
 
-`narrow` makes the keys to sort, `finish` turns the sorted keys into a grouping and its
-summary, and `summarise` summarises a grouping that is there. A summary starts as zeros;
-its layout is that of `pyg_tiga.relation.stats`, and its last cell says how many edges
-stand from the first one with a fault to the end. Everything in it is summed or compared
-in integers, so that the order of the atomics does not matter.
+`narrow` checks edges and makes the keys to sort (of edges that are sorted already, the
+indices), `finish` turns the sorted keys into a grouping and its summary, and `summarise`
+summarises a grouping that is there. A summary starts as zeros; its layout is that of
+`pyg_tiga.relation.stats`, and its last cell says how many edges stand from the first
+one with a fault to the end. Everything in it is summed or compared in integers, so that
+the order of the atomics does not matter.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ BLOCK_T = tl.constexpr(64)  # The next power of two.
 CHUNKS = tl.constexpr(len(stats.CHUNKS))
 
 
-@triton.jit(do_not_specialize=["num_edges", "num_rows", "num_cols", "stride_end", "stride_edge"])
+@triton.jit(
+    do_not_specialize=[
+        "num_edges", "num_rows", "num_cols", "stride_end", "stride_edge",
+    ]
+)  # fmt: skip
 def narrow(
     edge_index_ptr,
-    key_ptr,
-    other_ptr,
+    narrow_ptr,
     summary_ptr,
     num_edges,
     num_rows,
@@ -42,10 +46,10 @@ def narrow(
     IS_DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Split edges into row and other end; one with a fault joins no row.
+    """Check edges, and store their rows, or their other ends if they are sorted.
 
-    Sorted edges need no key; that they rise is checked. `IS_DENSE` says that the ends of
-    successive edges are neighbours.
+    An edge with a fault joins no row. That sorted edges rise is checked. `IS_DENSE`
+    says that the ends of successive edges are neighbours.
     """
     o_e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     m_e = o_e < num_edges
@@ -62,18 +66,14 @@ def narrow(
     row = tl.load(p_row, mask=m_e, other=0).to(tl.int64)
     col = tl.load(p_col, mask=m_e, other=0).to(tl.int64)
     outside = (row < 0) | (row >= num_rows) | (col < 0) | (col >= num_cols)
-    tl.store(
-        other_ptr + o_e,
-        tl.where(outside, 0, col).to(other_ptr.dtype.element_ty),
-        mask=m_e,
-    )
     if IS_SORTED:
+        stored = tl.where(outside, 0, col)
         m_before = m_e & (o_e > 0)
         before = tl.load(p_row - stride_edge, mask=m_before, other=0).to(tl.int64)
         outside = outside | (m_before & (row < before))
     else:
-        key = tl.where(outside, num_rows, row)
-        tl.store(key_ptr + o_e, key.to(key_ptr.dtype.element_ty), mask=m_e)
+        stored = tl.where(outside, num_rows, row)
+    tl.store(narrow_ptr + o_e, stored.to(narrow_ptr.dtype.element_ty), mask=m_e)
     behind = tl.max(tl.where(outside & m_e, num_edges - o_e, 0), axis=0)
     if behind > 0:
         tl.atomic_max(summary_ptr + FAULT, behind, sem="relaxed")
@@ -81,7 +81,7 @@ def narrow(
 
 @triton.jit
 def _first_not_below(key_ptr, row, num_edges, stride, steps):
-    """Position of the first sorted key that is not below `row`, which is `[BLOCK_R]`."""
+    """Position of the first sorted key that is not below `row`, `[BLOCK_R]`."""
     low = tl.zeros_like(row)
     high = low + num_edges
     for _ in range(steps):
@@ -121,23 +121,44 @@ def _store_degrees(tail, pieces, longest, summary_ptr):
 
 
 @triton.jit
-def _sign(
-    i, order_ptr, index_ptr, summary_ptr, num_edges, step,
-    HAS_ORDER: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def _load_other(other_ptr, edge, stride, num_cols, mask):
+    """Other ends of edges; 0 where they are out of range."""
+    other = tl.load(other_ptr + edge * stride, mask=mask, other=0).to(tl.int64)
+    return tl.where((other < 0) | (other >= num_cols), 0, other)
+
+
+@triton.jit
+def _add_signature(one, other, dtype: tl.constexpr, summary_ptr):
     """Add to the checksum: neighbours in a sample of the indices, multiplied."""
+    product = tl.mul(one.to(dtype), other.to(dtype), sanitize_overflow=False)
+    total = tl.sum(product.to(tl.int64), axis=0)
+    tl.atomic_add(summary_ptr + SIGNATURE, total, sem="relaxed")
+
+
+@triton.jit
+def _sample(i, index_ptr, summary_ptr, num_edges, step, BLOCK: tl.constexpr):
+    """Sign a part of a sample of the indices."""
     o_e = (i.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * step  # [BLOCK]
     m_e = o_e + step < num_edges
-    here = o_e
-    there = o_e + step
-    if HAS_ORDER:
-        here = tl.load(order_ptr + here, mask=m_e, other=0)
-        there = tl.load(order_ptr + there, mask=m_e, other=0)
-    one = tl.load(index_ptr + here, mask=m_e, other=0)
-    other = tl.load(index_ptr + there, mask=m_e, other=0)
-    product = tl.mul(one, other, sanitize_overflow=False).to(tl.int64)
-    tl.atomic_add(summary_ptr + SIGNATURE, tl.sum(product, axis=0), sem="relaxed")
+    one = tl.load(index_ptr + o_e, mask=m_e, other=0)
+    other = tl.load(index_ptr + o_e + step, mask=m_e, other=0)
+    _add_signature(one, other, index_ptr.dtype.element_ty, summary_ptr)
+
+
+@triton.jit
+def _sample_ordered(
+    i, order_ptr, other_ptr, summary_ptr, num_edges, num_cols, stride, step,
+    dtype: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sign a part of a sample of indices that are not gathered yet."""
+    o_e = (i.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * step  # [BLOCK]
+    m_e = o_e + step < num_edges
+    here = tl.load(order_ptr + o_e, mask=m_e, other=0)
+    there = tl.load(order_ptr + o_e + step, mask=m_e, other=0)
+    one = _load_other(other_ptr, here, stride, num_cols, m_e)
+    other = _load_other(other_ptr, there, stride, num_cols, m_e)
+    _add_signature(one, other, dtype, summary_ptr)
 
 
 @triton.jit
@@ -190,27 +211,28 @@ def _locate(edge_index_ptr, summary_ptr, num_edges, stride_end, stride_edge):
 
 @triton.jit
 def _gather(
-    i, order_ptr, other_ptr, perm_ptr, index_ptr, num_edges, BLOCK_E: tl.constexpr
-):
+    i, order_ptr, other_ptr, perm_ptr, index_ptr, num_edges, num_cols, stride,
+    BLOCK_E: tl.constexpr,
+):  # fmt: skip
     """Narrow the order, and bring the other ends into it."""
     o_e = i.to(tl.int64) * BLOCK_E + tl.arange(0, BLOCK_E)  # [BLOCK_E]
     m_e = o_e < num_edges
     edge = tl.load(order_ptr + o_e, mask=m_e, other=0, eviction_policy="evict_first")
     tl.store(perm_ptr + o_e, edge.to(perm_ptr.dtype.element_ty), mask=m_e)
-    tl.store(index_ptr + o_e, tl.load(other_ptr + edge, mask=m_e, other=0), mask=m_e)
+    other = _load_other(other_ptr, edge, stride, num_cols, m_e)
+    tl.store(index_ptr + o_e, other.to(index_ptr.dtype.element_ty), mask=m_e)
 
 
 @triton.jit(
     do_not_specialize=[
-        "num_edges", "num_rows", "stride_end", "stride_edge", "stride_key", "steps",
-        "sample_step", "row_blocks", "row_programs", "sample_programs",
+        "num_edges", "num_rows", "num_cols", "stride_end", "stride_edge", "stride_key",
+        "steps", "sample_step", "row_blocks", "row_programs", "sample_programs",
     ]
 )  # fmt: skip
 def finish(
     edge_index_ptr,
     key_ptr,
     order_ptr,
-    other_ptr,
     perm_ptr,
     index_ptr,
     ptr_ptr,
@@ -218,6 +240,7 @@ def finish(
     table_ptr,
     num_edges,
     num_rows,
+    num_cols,
     stride_end,
     stride_edge,
     stride_key,
@@ -226,6 +249,7 @@ def finish(
     row_blocks,
     row_programs,
     sample_programs,
+    END: tl.constexpr,
     IS_SORTED: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -237,6 +261,9 @@ def finish(
     sample the indices; the others, of which sorted edges need none, gather them.
     """
     i = tl.program_id(0)
+    other_ptr = edge_index_ptr
+    if END == 0:
+        other_ptr = edge_index_ptr + stride_end.to(tl.int64)
     if i < row_programs:
         if i == 0:
             _locate(edge_index_ptr, summary_ptr, num_edges, stride_end, stride_edge)
@@ -245,17 +272,21 @@ def finish(
             num_edges, num_rows, stride_key, steps, row_blocks, row_programs,
             IS_SORTED, BLOCK_R,
         )  # fmt: skip
+    elif IS_SORTED:
+        first = row_programs
+        _sample(i - first, index_ptr, summary_ptr, num_edges, sample_step, BLOCK_S)
     elif i < row_programs + sample_programs:
-        _sign(
-            i - row_programs, order_ptr, other_ptr, summary_ptr, num_edges, sample_step,
-            not IS_SORTED, BLOCK_S,
+        _sample_ordered(
+            i - row_programs, order_ptr, other_ptr, summary_ptr,
+            num_edges, num_cols, stride_edge, sample_step,
+            index_ptr.dtype.element_ty, BLOCK_S,
         )  # fmt: skip
     else:
-        if not IS_SORTED:
-            first = row_programs + sample_programs
-            _gather(
-                i - first, order_ptr, other_ptr, perm_ptr, index_ptr, num_edges, BLOCK_E
-            )
+        _gather(
+            i - row_programs - sample_programs,
+            order_ptr, other_ptr, perm_ptr, index_ptr,
+            num_edges, num_cols, stride_edge, BLOCK_E,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -296,7 +327,5 @@ def summarise(
             row += row_programs.to(tl.int64) * BLOCK_R
         _store_degrees(tail, pieces, longest, summary_ptr)
     else:
-        _sign(
-            i - row_programs, index_ptr, index_ptr, summary_ptr, num_edges, sample_step,
-            False, BLOCK_S,
-        )  # fmt: skip
+        first = row_programs
+        _sample(i - first, index_ptr, summary_ptr, num_edges, sample_step, BLOCK_S)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from pyg_tiga.nn._dropin import DropIn
+from pyg_tiga.nn.gat_conv import GATConv
 from pyg_tiga.nn.sage_conv import SAGEConv
 
-__all__ = ["SAGEConv", "explain"]
+__all__ = ["GATConv", "SAGEConv", "explain"]
 
 
 def explain(obj: Any) -> str:

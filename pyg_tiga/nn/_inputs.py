@@ -176,8 +176,11 @@ def check_features(name: str, x: Any, module: torch.nn.Module | None) -> None:
             f"'{name}' must have shape [..., num_nodes, "
             f"{width if known else 'in_channels'}] (got {list(x.shape)})"
         )
-    if not known:
-        return
+    if known:
+        _check_dtype(name, x, module)
+
+
+def _check_dtype(name: str, x: Tensor, module: torch.nn.Module) -> None:
     dtype = module._parameters["weight"].dtype
     if x.dtype != dtype and not (
         x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
@@ -186,6 +189,41 @@ def check_features(name: str, x: Any, module: torch.nn.Module | None) -> None:
             f"'{name}' must have the dtype of the layer's parameters, {dtype} (got "
             f"{x.dtype}). Convert one of them, or use 'torch.autocast'"
         )
+
+
+def check_edge_features(
+    edge_attr: Any,  # [E, D] or [E]
+    edge_index: Any,
+    module: torch.nn.Module,
+) -> None:
+    """Hold edge features to the edges and to the linear map that reads them.
+
+    Args:
+        edge_attr: The features; one dimension counts as ``[E, 1]``.
+        edge_index: The edges.
+        module: The map, which is PyG's.
+
+    Raises:
+        ValueError: Wrong shape, dtype or device.
+    """
+    if not isinstance(edge_attr, Tensor):
+        raise ValueError(
+            f"'edge_attr' must be a tensor (got '{type(edge_attr).__name__}')"
+        )
+    width, count = module.in_channels, num_edges(edge_index)
+    found = edge_attr.size(1) if edge_attr.dim() == 2 else 1
+    if edge_attr.dim() not in (1, 2) or (width > 0 and found != width):
+        raise ValueError(
+            f"'edge_attr' must have shape [num_edges, {width}] (got "
+            f"{list(edge_attr.shape)})"
+        )
+    if edge_attr.size(0) != count:
+        raise ValueError(
+            f"'edge_attr' must have {count} rows, one for each edge (got "
+            f"{list(edge_attr.shape)})"
+        )
+    _check_dtype("edge_attr", edge_attr, module)
+    check_device("edge_attr", edge_attr, edge_index)
 
 
 def check_device(name: str, x: Tensor, edge_index: Any) -> None:

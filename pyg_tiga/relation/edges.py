@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +65,11 @@ class Edges:
         self.device = tensors[0].device
         self.index_dtype = index_dtype(self.num_edges, *sizes)
         self.key: Key = key_of(self.tensors, layout, sizes)
-        self.storages = Counter(t.untyped_storage()._cdata for t in self.tensors)
+        # How many of the tensors lie in each storage.
+        self.storages: dict[int, int] = {}
+        for tensor in self.tensors:
+            storage = tensor.untyped_storage()._cdata
+            self.storages[storage] = self.storages.get(storage, 0) + 1
         self.outdated = False
         self._versions = tuple(tensor._version for tensor in self.tensors)
         self._groupings: list[Grouping | None] = [None, None]
@@ -216,9 +219,7 @@ class Edges:
             grouping, faults = transpose(self.grouping(0)), None
             good = grouping.ptr[-1:]
         summarised = summarise if builder is None else builder.summarise
-        return _Built(
-            grouping, faults, summarised(grouping.ptr, grouping.index, good)
-        )
+        return _Built(grouping, faults, summarised(grouping.ptr, grouping.index, good))
 
     def _group_coo(self, end: int, builder: FusedBuild | None) -> _Built:
         (edge_index,) = self.tensors

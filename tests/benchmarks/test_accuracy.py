@@ -31,6 +31,22 @@ def test_a_few_epochs_learn_and_repeat():
     assert data.x.shape == (2708, 1433)
     assert data.num_classes == 7
     torch.testing.assert_close(data.x.sum(1), torch.ones(2708))
-    first, again = (accuracy.train(SAGEConv, data, 3, epochs=8) for _ in range(2))
-    assert float(first) > 25.0
-    assert float(first) == float(again)
+    trainer = accuracy.Trainer(accuracy.SAGE, SAGEConv, data)
+    first, _, again = (
+        trainer.accuracy(seed, epochs=n) for seed, n in ((3, 6), (4, 1), (3, 6))
+    )
+    assert first > 25.0
+    assert first == again
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not data_file("cora"), reason="PYG_TIGA_DATA holds no Cora")
+def test_a_captured_epoch_trains_like_a_plain_one(monkeypatch):
+    data = accuracy.load_cora(torch.device("cuda"))
+    captured = accuracy.Trainer(accuracy.SAGE, SAGEConv, data)
+    assert captured._epoch != captured._plain_epoch
+    found = [captured.accuracy(seed, epochs=40) for seed in (3, 4, 3)]
+    assert found[0] == found[2]
+    monkeypatch.setattr(accuracy.Trainer, "_captured", lambda self: self._plain_epoch)
+    plain = accuracy.Trainer(accuracy.SAGE, SAGEConv, data)
+    assert plain.accuracy(3, epochs=40) == pytest.approx(found[0], abs=1.0)

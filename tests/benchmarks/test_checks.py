@@ -102,3 +102,12 @@ def test_distinct_inputs_have_no_ties_in_a_column():
     graph = make_graph("arxiv", seed=7, device=CPU, scale=0.01)
     x = inputs_of(graph, "forward", distinct=True).x[0]
     assert all(column.unique().numel() == graph.num_nodes for column in x.T)
+
+
+@pytest.mark.parametrize("num_nodes", [16, 17, 169_343])
+def test_distinct_inputs_have_no_zero(num_nodes):
+    made = draw_inputs(
+        num_nodes, 2, torch.float32, phase="train", device=CPU, seed=7, distinct=True
+    )
+    assert float(made.x[0].detach().abs().min()) > 0
+    assert made.x[0][:, 0].unique().numel() == num_nodes

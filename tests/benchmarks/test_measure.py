@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ def test_summary_is_a_median_with_an_interval():
 
 def test_samples_follow_the_budget_within_limits():
     calls = []
-    measure.time_eager(calls.append, CPU, sets=3, estimate_ms=1000.0, budget_s=0.1)
+    measure.time_eager(calls.append, CPU, sets=3, estimate_ms=50.0, budget_s=0.1)
     assert calls == [0, 1, 2, 0, 1]
     calls.clear()
     measure.time_eager(calls.append, CPU, sets=1, estimate_ms=1e-3, budget_s=0.1)
@@ -36,12 +34,42 @@ def test_interleaved_calls_take_turns():
     assert second.ms >= 0
 
 
-def test_host_overhead_is_the_difference():
-    beyond, whole, part = measure.host_overhead(
-        lambda: time.sleep(2e-4), lambda: None, CPU
-    )
-    assert beyond.ms == pytest.approx(whole - part, rel=0.2)
-    assert 0.2 <= beyond.low <= beyond.ms <= beyond.high
+def test_slow_calls_have_fewer_samples():
+    calls = []
+    measure.time_eager(calls.append, CPU, sets=1, estimate_ms=200.0, budget_s=0.1)
+    assert len(calls) == measure.SLOW_ITERATIONS
+
+
+def test_interleaved_calls_may_be_warm():
+    calls = []
+    measure.time_interleaved([calls.append], budget_s=1e-6, warm_up=0, least=3)
+    assert len(calls) == 3
+
+
+def test_host_overhead_is_of_the_fastest_blocks(monkeypatch):
+    monkeypatch.setattr(measure, "HOST_WARM_UP", 1)
+    monkeypatch.setattr(measure, "HOST_GROUPS", 2)
+    monkeypatch.setattr(measure, "HOST_BLOCKS", 2)
+    slow = 9.0
+    times = {
+        "a": [slow, 5.0, slow, slow, 6.0],
+        "a part": [slow, 1.0, 2.0, 1.5, slow],
+        "b": [slow, 3.0, 3.0, 3.0, 3.0],
+        "b part": [slow, 2.0, 2.0, 2.0, 2.0],
+    }
+    taken = []
+
+    def block(call, device):
+        taken.append(call)
+        return times[call][taken.count(call) - 1]
+
+    monkeypatch.setattr(measure, "_host_block", block)
+    first, second = measure.host_overheads([("a", "a part"), ("b", "b part")], CPU)
+    assert taken[:8] == [*times, *times]
+    assert (first.call, first.part) == (5.0, 1.0)
+    assert first.beyond.ms == pytest.approx((4.0 + 4.5) / 2)
+    assert (first.beyond.low, first.beyond.high) == (4.0, 4.5)
+    assert second.beyond.ms == 1.0
 
 
 def test_nothing_of_a_gpu_on_the_cpu():

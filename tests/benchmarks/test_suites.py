@@ -14,13 +14,15 @@ SMALL = ["--device", "cpu", "--scale", "0.0005", "--budget-s", "1e-6"]
 def cheap(monkeypatch):
     # The compiler's minute is no part of these tests.
     monkeypatch.setattr(torch, "compile", lambda module, **options: module)
-    monkeypatch.setattr(measure, "HOST_BLOCKS", 2)
+    monkeypatch.setattr(measure, "HOST_WARM_UP", 1)
+    monkeypatch.setattr(measure, "HOST_GROUPS", 2)
+    monkeypatch.setattr(measure, "HOST_BLOCKS", 1)
     monkeypatch.setattr(measure, "HOST_CALLS", 2)
     monkeypatch.setattr(measure, "MAX_ITERATIONS", 5)
 
 
 def run_small(tmp_path, *arguments):
-    code = run.main([*arguments, *SMALL, "--out", str(tmp_path), "--commit", "abc"])
+    code = run.main([*SMALL, *arguments, "--out", str(tmp_path), "--commit", "abc"])
     return code, {p.stem: Run.load(p) for p in (tmp_path / "cpu").glob("*.json")}
 
 
@@ -36,6 +38,27 @@ def test_a_suite_runs_and_ours_is_right(tmp_path, capsys, suite, glob):
     assert "arxiv@0.0005/F128" in capsys.readouterr().out
     report.main(["--results", str(tmp_path), "--to", str(tmp_path / "results.md")])
     assert f"## cpu, {suite}" in (tmp_path / "results.md").read_text()
+
+
+def test_several_suites_share_a_run(tmp_path, capsys):
+    suites = ["--suite", "spmm", "sage", "--case", "arxiv/F128", "--op", "s*"]
+    code, files = run_small(tmp_path, *suites)
+    assert (code, set(files)) == (0, {"spmm", "sage"})
+    shown = capsys.readouterr().out
+    assert "arxiv@0.0005/F128 | spmm" in shown
+    assert "arxiv@0.0005/F128 | sage_conv" in shown
+
+
+def test_host_times_of_both_sides_and_the_target_are_shown(tmp_path, capsys):
+    code, files = run_small(
+        tmp_path, "--suite", "sage", "--case", "tiny/*", "--scale", "1"
+    )
+    ours, pyg = files["sage"].records
+    assert (code, ours.impl, pyg.impl) == (0, "pyg_tiga", "pyg")
+    assert {"call_us", "projections_us"} == set(ours.extra) == set(pyg.extra)
+    shown = capsys.readouterr().out
+    assert "host time of a warm SAGEConv call" in shown
+    assert "GATConv" not in shown
 
 
 def test_parts_of_one_commit_join_and_compare_with_a_base(tmp_path, capsys):

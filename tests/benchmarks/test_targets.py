@@ -3,10 +3,13 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.compare import against_base, comparisons
-from benchmarks.gates import EVALUATORS, TARGETS, Target, evaluate
+from benchmarks.gates import EVALUATORS, Target, evaluate
+from benchmarks.graphs import SPECS, data_file
 from benchmarks.records import Record, Run
 from benchmarks.report import document
 from benchmarks.suites import SUITES
+from benchmarks.tables import comparison_table
+from benchmarks.targets import TARGETS
 
 CELL = ("arxiv/F128", "sage_conv", "train", "fp32")
 
@@ -61,6 +64,7 @@ def test_speed_falls_back_to_the_eager_pair():
 def test_every_kind_of_target():
     ours = record("pyg_tiga", 2.0, spread=0.1, peak=10.0)
     peer = record("pyg", 8.0, spread=0.5, peak=40.0)
+    floor = record("floor", 0.5)
     other = ("b/F128", *CELL[1:])
     two = (CELL, other)
     more = [record("pyg_tiga", 1.0, cell=other), record("pyg", 1.0, cell=other)]
@@ -73,6 +77,10 @@ def test_every_kind_of_target():
         "memory": (Target("t", "memory", 1, (CELL,), "pyg"), 4.0),
         "milliseconds": (Target("t", "milliseconds", 1, (CELL,)), 2.1),
         "over own": (Target("t", "over own", 1.1, two), 2.1),
+        "speed over own": (Target("t", "speed over own", 1.6, two[::-1]), 1.9),
+        "over floor": (Target("t", "over floor", 1.05, (CELL,)), 4.2),
+        "peak": (Target("t", "peak", 9.0, (CELL,)), 10.0),
+        "completes": (Target("t", "completes", 1.0, (CELL,)), 1.0),
         "best of several": (
             Target("t", "best of several", 1, (CELL,), "pyg", frozenset({"cpu"})),
             1.5,
@@ -89,7 +97,9 @@ def test_every_kind_of_target():
     ]
     assert set(cases) == set(EVALUATORS)
     for target, expected in cases.values():
-        assert value(target, ours, peer, *more, *tagged) == pytest.approx(expected)
+        assert value(target, ours, peer, floor, *more, *tagged) == pytest.approx(
+            expected
+        )
         assert value(target) is None
 
 
@@ -132,7 +142,34 @@ def test_every_target_names_a_case_of_a_suite():
     known = {(case.name, case.op) for cases in SUITES.values() for case in cases()}
     for target in TARGETS:
         for case, op, *_ in target.cells:
-            assert (case, op) in known
+            graph = case.split("/")[0]
+            if graph in (*SPECS, "cora") or data_file(graph):
+                assert (case, op) in known
+
+
+def test_what_does_not_complete_fails():
+    target = Target("t", "completes", 1.0, (CELL,))
+    lost = run(record("pyg_tiga", None, note="out of memory"))
+    assert evaluate([lost], [target])[0].word == "FAIL"
+
+
+def test_bf16_cells_are_gates_of_both_phases():
+    found = {
+        (target.cells[0][2], target.kind): target.bound
+        for target in TARGETS
+        if target.peer == "cusparse" and {cell[3] for cell in target.cells} == {"bf16"}
+    }
+    speeds = {"speed": 0.98, "mean speed": 2.0}
+    phases = ("forward", "train")
+    assert found == {(p, k): bound for p in phases for k, bound in speeds.items()}
+
+
+def test_an_inaccurate_peer_counts_and_is_marked():
+    ours = record("pyg_tiga", 1.0)
+    peer = record("pyg", 2.0, note="inaccurate: error 0.03")
+    target = Target("t", "speed", 1.0, (CELL,), "pyg")
+    assert value(target, ours, peer) == 2.0
+    assert "pyg inaccurate: error 0.03" in comparison_table([ours, peer])
 
 
 def test_comparison_with_an_earlier_run():

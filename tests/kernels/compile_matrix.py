@@ -54,7 +54,7 @@ class Case:
             return "constexpr"
         if name in ("ptr_ptr", "index_ptr", "perm_ptr", "slot_ptr", "rowptr_ptr"):
             return f"*{self.index}"
-        if name in ("key_ptr", "other_ptr", "good_ptr"):
+        if name in ("key_ptr", "narrow_ptr", "good_ptr"):
             return f"*{self.index}"
         if name in ("order_ptr", "summary_ptr", "table_ptr"):
             return "*i64"
@@ -174,7 +174,7 @@ def _builds(index: str) -> Iterator[Case]:
         flags = {"END": end, "IS_SORTED": is_sorted, "IS_DENSE": edges == "i64"}
         narrow = {**flags, "BLOCK": 1024}
         yield Case(build_csr.narrow, narrow, edges, index, warps=4)
-        finish = {"IS_SORTED": is_sorted, **blocks, "BLOCK_E": 1024}
+        finish = {"END": end, "IS_SORTED": is_sorted, **blocks, "BLOCK_E": 1024}
         yield Case(build_csr.finish, finish, edges, index, warps=4)
     yield Case(build_csr.summarise, blocks, index=index, warps=4)
 

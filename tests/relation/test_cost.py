@@ -10,19 +10,24 @@ from pyg_tiga.relation import edges
 pytestmark = pytest.mark.gpu
 
 
-def milliseconds(call, repeats=20):
-    for _ in range(3):
+REPEATS = 31
+
+
+def side_by_side(*calls):
+    """Median milliseconds of each call, all under the same weather."""
+    for call in calls * 3:
         call()
-    found = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end))
-    return sorted(found)[len(found) // 2]
+    found = [[] for _ in calls]
+    for _ in range(REPEATS):
+        for call, samples in zip(calls, found, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            samples.append(start.elapsed_time(end))
+    return [sorted(samples)[REPEATS // 2] for samples in found]
 
 
 @pytest.mark.parametrize(
@@ -40,20 +45,28 @@ def test_building_costs_no_more_than_a_sort(monkeypatch, mode, num_nodes, num_ed
     def sort():
         torch.sort(edge_index[1], stable=True)
 
-    assert milliseconds(build) <= milliseconds(sort)
+    # A busy host shows in one round, a slow build in all.
+    rounds = [side_by_side(build, sort) for _ in range(3)]
+    assert any(built <= sorted_ for built, sorted_ in rounds), rounds
 
 
-def test_peak_memory_is_modest():
+def test_peak_memory_is_that_of_a_sort():
     num_edges = 10_000_000
     edge_index = torch.randint(100_000, (2, num_edges), device="cuda")
 
+    def build():
+        made = edges.Edges((edge_index,), edges.COO, (100_000, 100_000), 1)
+        made.grouping(1)
+
+    def sort():
+        torch.sort(edge_index[1], stable=True)
+
     def peak(call):
+        call()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
         return torch.cuda.max_memory_allocated() - before
 
-    sort = peak(lambda: torch.sort(edge_index[1], stable=True))
-    made = edges.Edges((edge_index,), edges.COO, (100_000, 100_000), 1)
-    assert peak(lambda: made.grouping(1)) <= 1.25 * sort
+    assert peak(build) <= peak(sort)

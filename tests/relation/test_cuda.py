@@ -10,13 +10,9 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from pyg_tiga.relation import (
-    Graph,
-    clear,
-    forget,
-    relation_of,
-)
+from pyg_tiga.relation import Graph, check, clear, edges, forget, relation_of
 from pyg_tiga.relation.csr import cut_rows
+from pyg_tiga.relation.stats import Readback
 from tests.relation.naive import as_lists, group
 
 pytestmark = pytest.mark.gpu
@@ -188,6 +184,38 @@ def test_deferred_is_reported_by_a_later_relation(deferred):
         relation_of(random_edges().cuda(), NUM_NODES, NUM_NODES)
 
 
+class Quick(Readback):
+    """A copy that has always landed when somebody looks."""
+
+    def landed(self):
+        if self.event is not None:
+            self.event.synchronize()
+        return True
+
+
+def test_the_call_that_builds_reports_nothing(deferred, monkeypatch):
+    monkeypatch.setattr(edges, "Readback", Quick)
+    bad = random_edges()
+    bad[1, 17] = NUM_NODES
+    made = relation_of(bad.cuda(), NUM_NODES, NUM_NODES)
+    for use in (made.rows, made.columns):
+        with pytest.raises(ValueError, match="destination index 2000 at position 17"):
+            use()
+
+
+def test_summaries_are_recycled(deferred):
+    """More relations than a stock of small buffers holds, each with its own verdict."""
+    made = []
+    for k in range(150):
+        bad = random_edges(100)
+        bad[0, k % 100] = NUM_NODES + k
+        made.append(Graph.from_edge_index(bad.cuda(), NUM_NODES))
+        check._open.clear()
+    for k, graph in enumerate(made):
+        with pytest.raises(ValueError, match=f"{NUM_NODES + k} at position {k % 100} "):
+            graph.validate()
+
+
 # Waits
 
 
@@ -241,8 +269,9 @@ def test_work_items_within_bounds():
     host = Graph.from_edge_index(random_edges(), NUM_NODES).rows()
     most = (2 * NUM_EDGES // 64, NUM_EDGES // 64)
     expected = cut_rows(host.ptr, 64, *most)
+    ptr = host.ptr.cuda()
     with no_sync():
-        found = cut_rows(host.ptr.cuda(), 64, *most)
+        found = cut_rows(ptr, 64, *most)
     for one, other in zip(found.tensors(), expected.tensors(), strict=True):
         assert one.tolist() == other.tolist()
 

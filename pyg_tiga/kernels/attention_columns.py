@@ -1,12 +1,10 @@
-"""Gradients of edge attention, by source and by destination.
+"""Gradients of edge attention by source.
 
 With g_i the gradient of row i, kept_e the dropout factor, t_e = kept_e <g_i, v_j> and
 delta_i = <g_i, out_i>, the gradient of a score is ds_e = w_e (t_e - delta_i).
-`attention_prepare` computes delta once per row and packs what an edge needs of its
-destination. `attention_columns` walks the edges of each source: it gathers g_i and sums
-the gradients of v_j and of the source's operand. `attention_rows_backward` walks the
-edges of each destination and gathers v_j again; the additive score does not need it where
-the forward kept P and p (see `edge_attention`).
+`attention_columns` walks the edges of each source: it gathers g_i and sums the gradients
+of v_j and of the source's operand. With `GRAD_TERM` it also writes those of the scores'
+terms, in the order of the grouping by destination (`slot`).
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pyg_tiga.kernels.attention_state import load_state
 from pyg_tiga.kernels.attention_tile import (
     dropout_factor,
     load_edges,
@@ -21,69 +20,6 @@ from pyg_tiga.kernels.attention_tile import (
     load_term,
 )
 from pyg_tiga.kernels.units import load_units
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def attention_prepare(
-    grad_ptr,
-    out_ptr,
-    m_ptr,
-    l_ptr,
-    positive_ptr,
-    positive_sum_ptr,
-    state_ptr,
-    grad_row_ptr,
-    num_rows,
-    heads,
-    channels,
-    stride_gn,
-    stride_gh,
-    scale,
-    HAS_POSITIVE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Pack (m, 1 / l, delta) per row and head; the additive score's gradient by row."""
-    row = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    m_r, m_h = row < num_rows, o_h < heads
-    m_rh = m_r[:, None] & m_h[None, :]
-    o_rh = row[:, None] * heads + o_h[None, :]  # [BLOCK_N, BLOCK_H]
-    delta = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
-    plus = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
-    for c in range(0, channels, BLOCK_C):
-        o_c = c + tl.arange(0, BLOCK_C)
-        m_c = o_c < channels
-        g = load_rows(grad_ptr, row, m_r, o_h, m_h, o_c, m_c, stride_gn, stride_gh)
-        x = load_rows(out_ptr, row, m_r, o_h, m_h, o_c, m_c, heads * channels, channels)
-        delta += tl.sum(g * x, axis=2)
-        if HAS_POSITIVE:
-            x = load_rows(
-                positive_ptr, row, m_r, o_h, m_h, o_c, m_c, heads * channels, channels
-            )
-            plus += tl.sum(g * x, axis=2)
-    b_m = tl.load(m_ptr + o_rh, mask=m_rh, other=0.0)
-    b_l = tl.load(l_ptr + o_rh, mask=m_rh, other=1.0)
-    tl.store(state_ptr + o_rh * 4, b_m, mask=m_rh)
-    tl.store(state_ptr + o_rh * 4 + 1, 1.0 / b_l, mask=m_rh)
-    tl.store(state_ptr + o_rh * 4 + 2, delta, mask=m_rh)
-    if HAS_POSITIVE:
-        b_sum = tl.load(positive_sum_ptr + o_rh, mask=m_rh, other=0.0)
-        grad_row = (1.0 - scale) * (plus - delta * b_sum)
-        tl.store(grad_row_ptr + o_rh, grad_row, mask=m_rh)
-
-
-@triton.jit
-def load_state(ptr, idx, m_x, o_h, m_h, heads):
-    """What `attention_prepare` packed: m, 1 / l and delta, [X, H] each."""
-    p = ptr + ((idx * heads)[:, None] + o_h[None, :]) * 4
-    m = m_x[:, None] & m_h[None, :]
-    return (
-        tl.load(p, mask=m, other=0.0),
-        tl.load(p + 1, mask=m, other=0.0),
-        tl.load(p + 2, mask=m, other=0.0),
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"])
@@ -108,6 +44,7 @@ def attention_columns(
     perm_ptr,
     item_row_ptr,
     item_start_ptr,
+    slot_ptr,
     att_src_ptr,
     att_dst_ptr,
     grad_row_ptr,
@@ -152,7 +89,7 @@ def attention_columns(
     BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT or GRAD_TERM
+    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     o_c = tl.arange(0, BLOCK_C)  # [BLOCK_C]
     o_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
@@ -245,13 +182,11 @@ def attention_columns(
                 acc_col += tl.sum(VJP_COL(ds, b_row, b_col, aux, scale), axis=0)
                 if GRAD_TERM:
                     # Edges that are masked or stored loops get their 0 here, too.
-                    p_t = grad_term_ptr + (edge_id * heads)[:, None] + o_h[None, :]
-                    inside = (step + tl.arange(0, BLOCK_E)) < end
-                    tl.store(
-                        p_t,
-                        tl.where(m_e[:, None], VJP_TERM(ds, aux, scale), 0.0),
-                        mask=inside[:, None] & m_h[None, :],
-                    )
+                    o_e = step + tl.arange(0, BLOCK_E)
+                    slot = tl.load(slot_ptr + o_e, mask=o_e < end, other=0).to(tl.int64)
+                    p_t = grad_term_ptr + (slot * heads)[:, None] + o_h[None, :]
+                    b_t = tl.where(m_e[:, None], VJP_TERM(ds, aux, scale), 0.0)
+                    tl.store(p_t, b_t, mask=(o_e < end)[:, None] & m_h[None, :])
             if SPLIT:
                 if m_item:
                     o_p = u.to(tl.int64) * heads + o_h  # [BLOCK_H]
@@ -385,153 +320,3 @@ def columns_merge(
             ATT_SRC,
             ATT_DST,
         )
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"])
-def attention_rows_backward(
-    value_ptr,
-    grad_ptr,
-    state_ptr,
-    grad_row_ptr,
-    grad_param_ptr,
-    part_ptr,
-    row_ptr,
-    col_ptr,
-    term_ptr,
-    loop_term_ptr,
-    mask_ptr,
-    seed_ptr,
-    ptr_ptr,
-    index_ptr,
-    perm_ptr,
-    item_row_ptr,
-    item_start_ptr,
-    num_rows,
-    num_items,
-    chunk,
-    num_loops,
-    num_edges,
-    heads,
-    channels,
-    width,
-    stride_vn,
-    stride_vh,
-    stride_gn,
-    stride_gh,
-    stride_rn,
-    stride_rh,
-    stride_cn,
-    stride_ch,
-    scale,
-    drop_p,
-    drop_factor,
-    LOAD_ROW: tl.constexpr,
-    LOAD_COL: tl.constexpr,
-    SCORE: tl.constexpr,
-    VJP_ROW: tl.constexpr,
-    VJP_PARAM: tl.constexpr,
-    SPLIT: tl.constexpr,
-    HAS_TERM: tl.constexpr,
-    HAS_LOOP_TERM: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_PERM: tl.constexpr,
-    SELF_LOOPS: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    HAS_PARAM: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Gradient of the destination's operand, and of a parameter by unit of work."""
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c, o_k = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_K)
-    m_h, m_c, m_k = o_h < heads, o_c < channels, o_k < width
-    m_hk = m_h[:, None] & m_k[None, :]
-    one = tl.zeros([1], dtype=tl.int64)
-    if DROPOUT:
-        seed = tl.load(seed_ptr)
-    for r in range(BLOCK_R):
-        u = tl.program_id(0) * BLOCK_R + r
-        row, first, start, end, m_item, m_row = load_units(
-            u, ptr_ptr, item_row_ptr, item_start_ptr, num_rows, num_items, chunk, SPLIT
-        )
-        if m_row:
-            held = row + one  # [1]
-            m_x = held >= 0
-            b_row = LOAD_ROW(
-                row_ptr, held, m_x, o_h, m_h, o_k, m_k, stride_rn, stride_rh
-            )
-            b_g = load_rows(
-                grad_ptr, held, m_x, o_h, m_h, o_c, m_c, stride_gn, stride_gh
-            )
-            b_m, b_il, delta = load_state(state_ptr, held, m_x, o_h, m_h, heads)
-            acc = tl.zeros([BLOCK_H, BLOCK_K], dtype=tl.float32)
-            acc_param = tl.zeros([BLOCK_H, BLOCK_K], dtype=tl.float32)
-            if SELF_LOOPS:
-                if (row < num_loops) & (start == first):
-                    b_col = LOAD_COL(
-                        col_ptr, held, m_x, o_h, m_h, o_k, m_k, stride_cn, stride_ch
-                    )
-                    term = tl.zeros([1, BLOCK_H], dtype=tl.float32)
-                    if HAS_LOOP_TERM:
-                        term = load_term(loop_term_ptr, held, m_x, o_h, m_h, heads)
-                    s, aux = SCORE(b_row, b_col, term, scale)
-                    b_v = load_rows(
-                        value_ptr, held, m_x, o_h, m_h, o_c, m_c, stride_vn, stride_vh
-                    )
-                    t = tl.sum(b_g * b_v, axis=2)
-                    if DROPOUT:
-                        t = t * dropout_factor(
-                            seed, held + num_edges, o_h, drop_p, drop_factor
-                        )
-                    ds = tl.exp(s - b_m) * b_il * (t - delta)
-                    acc = tl.sum(VJP_ROW(ds, b_row, b_col, aux, scale), axis=0)
-                    if HAS_PARAM:
-                        acc_param = tl.sum(
-                            VJP_PARAM(ds, b_row, b_col, aux, scale), axis=0
-                        )
-            for step in range(start, end, BLOCK_E):
-                j, edge_id, m_e = load_edges(
-                    step,
-                    end,
-                    row,
-                    index_ptr,
-                    perm_ptr,
-                    mask_ptr,
-                    SELF_LOOPS,
-                    HAS_MASK,
-                    HAS_PERM,
-                    NEEDS_ID,
-                    BLOCK_E,
-                )
-                b_col = LOAD_COL(
-                    col_ptr, j, m_e, o_h, m_h, o_k, m_k, stride_cn, stride_ch
-                )
-                b_v = load_rows(
-                    value_ptr, j, m_e, o_h, m_h, o_c, m_c, stride_vn, stride_vh
-                )
-                term = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
-                if HAS_TERM:
-                    term = load_term(term_ptr, edge_id, m_e, o_h, m_h, heads)
-                s, aux = SCORE(b_row, b_col, term, scale)
-                t = tl.sum(b_g * b_v, axis=2)
-                if DROPOUT:
-                    t = t * dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
-                ds = tl.where(m_e[:, None], tl.exp(s - b_m) * b_il * (t - delta), 0.0)
-                acc += tl.sum(VJP_ROW(ds, b_row, b_col, aux, scale), axis=0)
-                if HAS_PARAM:
-                    acc_param += tl.sum(VJP_PARAM(ds, b_row, b_col, aux, scale), axis=0)
-            if HAS_PARAM:
-                o_u = (u.to(tl.int64) * heads + o_h)[:, None] * width + o_k[None, :]
-                tl.store(grad_param_ptr + o_u, acc_param, mask=m_hk)
-            if SPLIT:
-                if m_item:
-                    o_p = (u.to(tl.int64) * heads + o_h)[:, None] * width
-                    tl.store(part_ptr + o_p + o_k[None, :], acc, mask=m_hk)
-            if m_item == 0:
-                o_r = (row * heads + o_h)[:, None] * width + o_k[None, :]
-                grad_row = acc.to(grad_row_ptr.dtype.element_ty)
-                tl.store(grad_row_ptr + o_r, grad_row, mask=m_hk)

@@ -1,0 +1,397 @@
+"""The graph attention layer, without one row of features per edge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn
+from torch import Tensor
+from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
+from torch_geometric.utils import (
+    add_self_loops,
+    is_torch_sparse_tensor,
+    remove_self_loops,
+)
+from torch_geometric.utils.sparse import set_sparse_value
+
+from pyg_tiga import functional
+from pyg_tiga.nn._dropin import DropIn, ParentSignature
+from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
+from pyg_tiga.nn._inputs import (
+    check_device,
+    check_edge_features,
+    check_features,
+    for_functional,
+    for_parent,
+    is_edge_list,
+    is_sparse_tensor,
+    node_counts,
+)
+from pyg_tiga.relation.graph import Graph
+
+__all__ = ["GATConv"]
+
+_SEEDS = 2**63 - 1
+
+
+class GATConv(DropIn, torch_geometric.nn.GATConv):
+    r"""The graph attentional operator.
+
+    From the `"Graph Attention Networks" <https://arxiv.org/abs/1710.10903>`_ paper.
+
+    .. math::
+        \mathbf{x}^{\prime}_i = \sum_{j \in \mathcal{N}(i) \cup \{ i \}}
+        \alpha_{i,j}\mathbf{\Theta}_t\mathbf{x}_{j}, \qquad
+        \alpha_{i,j} = \mathrm{softmax}_i\left(\mathrm{LeakyReLU}\left(
+        \mathbf{a}^{\top}_{s} \mathbf{\Theta}_{s}\mathbf{x}_i
+        + \mathbf{a}^{\top}_{t} \mathbf{\Theta}_{t}\mathbf{x}_j
+        + \mathbf{a}^{\top}_{e} \mathbf{\Theta}_{e} \mathbf{e}_{i,j}
+        \right)\right)
+
+    The last term is there with edge features only.
+
+    Args:
+        in_channels: Size of each input sample, or -1 to take it from the first input.
+            A tuple holds the sizes of sources and destinations.
+        out_channels: Size of each output sample.
+        heads: Number of attention heads. (default: ``1``)
+        concat: Concatenate the heads rather than average them. (default: ``True``)
+        negative_slope: Slope of the LeakyReLU. (default: ``0.2``)
+        dropout: Probability of dropping an attention weight in training.
+            (default: ``0``)
+        add_self_loops: Let every node attend to itself. (default: ``True``)
+        edge_dim: Size of the edge features, if there are any. (default: ``None``)
+        fill_value: Edge features of self-loops: a number or tensor, or how to reduce
+            those of the edges that point to the node (``"add"``, ``"mean"``, ``"min"``,
+            ``"max"``, ``"mul"``). (default: ``"mean"``)
+        bias: Learn an additive bias. (default: ``True``)
+        residual: Add a learnt projection of the node itself. (default: ``False``)
+        **kwargs: Arguments of ``torch_geometric.nn.conv.MessagePassing``.
+
+    Shapes:
+        - **inputs:** node features :math:`(|\mathcal{V}|, F_{in})`, or
+          :math:`((|\mathcal{V}_s|, F_s), (|\mathcal{V}_t|, F_t))` if bipartite; edge
+          indices :math:`(2, |\mathcal{E}|)`, or a ``SparseTensor``, torch sparse tensor
+          or :class:`pyg_tiga.Graph`; edge features :math:`(|\mathcal{E}|, D)`
+          *(optional)*
+        - **outputs:** :math:`(|\mathcal{V}_t|, H \cdot F_{out})`, and with
+          ``return_attention_weights=True`` the edges with their weights
+          :math:`(|\mathcal{E}|, H)`, self-loops last
+
+    Accelerated: scores, softmax, dropout and aggregation are one operation, whose
+    memory does not grow with the edges times the channels, neither forward nor
+    backward. Self-loops are never added to the edges, and edge features are reduced to
+    one number per head. Dropout draws its seed from the generator of the device and
+    gives other masks than PyG's for the same seed.
+
+    Not accelerated, but PyG's own path: ``aggr`` other than ``"add"`` or ``"sum"``,
+    hooks on messages, edge updates, propagation or ``lin_edge``, explain mode,
+    ``decomposed_layers``, another ``node_dim``, overridden methods, ``heads`` or
+    ``out_channels`` changed after construction, matrices with one row of values per
+    entry, attention weights of matrices with self-loops, tracing and ONNX export.
+    :meth:`explain_plan` says which; with ``PYG_TIGA_STRICT=1`` it is an error.
+    """
+
+    _pyg_class = torch_geometric.nn.GATConv
+    _fused_aggregations = ("sum", "add")
+    _fused_node_dim = 0
+    _generated = ("propagate", "edge_updater")
+    propagate_type = ParentSignature("propagate", x="OptPairTensor", alpha="Tensor")
+    edge_updater_type = ParentSignature(
+        "edge_updater", alpha="OptPairTensor", edge_attr="OptTensor"
+    )
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
+        bias: bool = True,
+        residual: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            heads,
+            concat,
+            negative_slope,
+            dropout,
+            add_self_loops,
+            edge_dim,
+            fill_value,
+            bias,
+            residual,
+            **kwargs,
+        )
+        self._finish_init()
+
+    def forward(
+        self,
+        x: Tensor | OptPairTensor,
+        edge_index: Adj,
+        edge_attr: OptTensor = None,
+        size: Size = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """Run the layer.
+
+        Args:
+            x: Features ``[N, F_in]``, or a pair (sources, destinations or ``None``).
+            edge_index: The edges, in any of the forms that PyG takes, or a
+                :class:`pyg_tiga.Graph`.
+            edge_attr: Edge features ``[E, D]``, or ``[E]`` for ``[E, 1]``.
+            size: Numbers of (sources, destinations), where ``x`` does not say.
+            return_attention_weights: Return the weights too, after dropout.
+
+        Returns:
+            ``[N_dst, H * F_out]`` (``[N_dst, F_out]`` with ``concat=False``); with
+            weights, a pair of it and ``(edge_index, weights)``, or of it and a
+            ``SparseTensor``, as PyG.
+
+        Raises:
+            ValueError: Shapes, dtypes, devices or indices that do not fit.
+            UnsupportedError: The parent's path is needed, and ``PYG_TIGA_STRICT`` set.
+        """
+        used_attr = None if self._modules.get("lin_edge") is None else edge_attr
+        reasons = self._reasons(edge_index, used_attr, return_attention_weights)
+        if not reasons:
+            pair = (x, x) if isinstance(x, Tensor) else tuple(x)
+            counts = self._check(pair, edge_index, used_attr, size)
+            reasons = self._size_reasons(pair, counts, size)
+        if reasons:
+            if not torch.compiler.is_compiling():
+                self._note_parent(reasons)
+            edge_index, size = _for_parent(edge_index, size)
+            return super().forward(
+                x, edge_index, edge_attr, size, return_attention_weights
+            )
+        out, weights = self._attend(
+            pair, edge_index, used_attr, counts, return_attention_weights
+        )
+        if not torch.compiler.is_compiling():
+            self._note_fused()
+        return (out, weights) if return_attention_weights else out
+
+    def _reasons(self, edge_index: Adj, edge_attr: Any, weights: Any) -> list[str]:
+        """Reasons for the parent's path, with those that lie in the edges."""
+        reasons = self._parent_reasons()
+        if self.att_src.shape != (1, self.heads, self.out_channels):
+            reasons.append("'heads' or 'out_channels' changed after construction")
+        if edge_attr is not None and not can_fold(self._modules["lin_edge"]):
+            reasons.append("'lin_edge' is not the plain Linear")
+        if isinstance(edge_attr, Tensor) and edge_attr.dim() > 2:
+            reasons.append(f"'edge_attr' has {edge_attr.dim()} dimensions")
+        if is_sparse_tensor(edge_index) or is_torch_sparse_tensor(edge_index):
+            reasons += self._matrix_reasons(edge_index, edge_attr, weights)
+        return reasons
+
+    def _matrix_reasons(self, matrix: Any, edge_attr: Any, weights: Any) -> list[str]:
+        """Reasons that lie in a sparse matrix: where PyG refuses or reorders it."""
+        reasons = []
+        if is_sparse_tensor(matrix):
+            value = matrix.storage.value()
+            wide = value is not None and value.dim() > 1
+            if self.add_self_loops and self.edge_dim is not None:
+                reasons.append("PyG has no self-loops for a SparseTensor with edge_dim")
+        else:
+            wide = matrix.dense_dim() > 0
+            if matrix.layout not in (torch.sparse_coo, torch.sparse_csr):
+                reasons.append(f"PyG's GATConv refuses the layout {matrix.layout}")
+            elif edge_attr is not None and self.add_self_loops:
+                reasons.append("PyG refuses 'edge_attr' for a matrix with self-loops")
+            elif edge_attr is not None and not _is_coalesced(matrix):
+                reasons.append("PyG refuses an uncoalesced matrix")
+        if wide:
+            reasons.append("the matrix holds a row of values per entry")
+        if weights and self.add_self_loops:
+            reasons.append("PyG sorts the weights of a matrix and its self-loops")
+        return reasons
+
+    def _check(
+        self,
+        x: tuple[Tensor, Tensor | None],
+        edge_index: Adj,
+        edge_attr: Any,
+        size: Size,
+    ) -> tuple[int, int]:
+        """Check all operands before anything is launched; gives (N_src, N_dst)."""
+        x_src, x_dst = x
+        lin_src, lin_dst = self._projections()
+        _check_nodes("x", x_src, lin_src, edge_index)
+        if x_dst is not None and not (x_dst is x_src and lin_dst is lin_src):
+            name = "x" if x_dst is x_src else "x[1]"
+            _check_nodes(name, x_dst, lin_dst, edge_index)
+        if edge_attr is not None:
+            check_edge_features(edge_attr, edge_index, self._modules["lin_edge"])
+        if size is not None and self.add_self_loops and None in size:
+            raise ValueError(
+                f"'size' must hold both numbers where self-loops are added (got {size})"
+            )
+        if not 0.0 <= self.dropout <= 1.0:
+            raise ValueError(f"'dropout' must be in [0, 1] (got {self.dropout})")
+        return node_counts(edge_index, x_src, x_dst, size, self.flow)
+
+    def _size_reasons(
+        self,
+        x: tuple[Tensor, Tensor | None],
+        counts: tuple[int, int],
+        size: Size,
+    ) -> list[str]:
+        """Reasons that lie in sizes which the operation does not take."""
+        x_dst = x[1]
+        if x_dst is not None and x_dst.size(0) != counts[1]:
+            return [f"x[1] has {x_dst.size(0)} rows where the output has {counts[1]}"]
+        if size is not None and self.add_self_loops and min(size) != min(counts):
+            return [f"size={tuple(size)} is not that of the nodes, {counts}"]
+        return []
+
+    def _projections(self) -> tuple[torch.nn.Module, torch.nn.Module]:
+        """The maps of sources and destinations."""
+        modules = self._modules
+        lin = modules.get("lin")
+        return (modules["lin_src"], modules["lin_dst"]) if lin is None else (lin, lin)
+
+    def _attend(
+        self,
+        x: tuple[Tensor, Tensor | None],
+        edge_index: Adj,
+        edge_attr: Tensor | None,
+        counts: tuple[int, int],
+        wants_weights: bool | None,
+    ) -> tuple[Tensor, Any]:
+        """The output, and the weights in PyG's form where they are wanted."""
+        res = self._modules.get("res")
+        root = None if res is None or x[1] is None else res(x[1])
+        x_src, x_dst = self._project(*x)
+        relation = for_functional(edge_index)
+        options = self._options(edge_index, edge_attr, counts, x_src)
+        weights = None
+        if wants_weights:
+            out, weights = self._attend_openly(relation, x_src, x_dst, counts, options)
+            weights = self._in_pyg_form(edge_index, relation, *weights)
+        else:
+            shape = (self.heads, self.out_channels)
+            att_dst = None if x_dst is None else self.att_dst.view(shape)
+            out = functional.gat_attention(
+                relation, x_src, x_dst, self.att_src.view(shape), att_dst, **options
+            )
+        return self._finish(out, root), weights
+
+    def _project(
+        self, x_src: Tensor, x_dst: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Values ``[N, H, C]`` of sources and destinations."""
+        lin_src, lin_dst = self._projections()
+        heads, channels = self.heads, self.out_channels
+        out_src = lin_src(x_src).view(-1, heads, channels)
+        if x_dst is None:
+            return out_src, None
+        if x_dst is x_src and lin_dst is lin_src:
+            return out_src, out_src
+        return out_src, lin_dst(x_dst).view(-1, heads, channels)
+
+    def _options(
+        self,
+        edge_index: Adj,
+        edge_attr: Tensor | None,
+        counts: tuple[int, int],
+        x: Tensor,
+    ) -> dict[str, Any]:
+        """What the output and the weights have in common."""
+        options: dict[str, Any] = {
+            "negative_slope": self.negative_slope,
+            "self_loops": bool(self.add_self_loops),
+            "size": counts,
+            "flow": self.flow,
+        }
+        if edge_attr is not None:
+            loop_attr = None
+            if self.add_self_loops:
+                fill = self.fill_value
+                loop_attr = loop_features(edge_index, edge_attr, fill, min(counts))
+            options["edge_term"], options["loop_term"] = edge_terms(
+                edge_attr, loop_attr, self._modules["lin_edge"], self.att_edge
+            )
+        if self.training and self.dropout > 0.0:
+            options["dropout"] = self.dropout
+            options["seed"] = torch.randint(_SEEDS, (1,), device=x.device)
+        return options
+
+    def _attend_openly(
+        self,
+        relation: Any,
+        x_src: Tensor,  # [N_src, H, C]
+        x_dst: Tensor | None,  # [N_dst, H, C]
+        counts: tuple[int, int],
+        options: dict[str, Any],
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The output with the weights that led to it, from the same scores."""
+        alpha_src = (x_src * self.att_src).sum(-1)  # [N_src, H]
+        if x_dst is None:
+            alpha_dst = alpha_src.new_zeros(counts[1], self.heads)
+        else:
+            alpha_dst = (x_dst * self.att_dst).sum(-1)  # [N_dst, H]
+        scores = (alpha_src, alpha_dst)
+        out = functional.additive_attention(relation, x_src, *scores, **options)
+        weights = functional.additive_attention_weights(relation, *scores, **options)
+        return out, weights
+
+    def _in_pyg_form(
+        self,
+        edge_index: Adj,
+        relation: Any,
+        weight: Tensor,  # [E, H]
+        loop_weight: Tensor,  # [L, H]
+    ) -> Any:
+        """The weights in PyG's form: without stored loops, the new ones at the end."""
+        if is_sparse_tensor(edge_index):
+            return edge_index.set_value(weight, layout="coo")
+        if isinstance(edge_index, Graph):
+            edge_index = edge_index.edge_index()
+        elif not is_edge_list(edge_index):
+            return set_sparse_value(relation, weight), weight
+        if not self.add_self_loops:
+            return edge_index, weight
+        edge_index, weight = remove_self_loops(edge_index, weight)
+        edge_index, _ = add_self_loops(edge_index, num_nodes=loop_weight.size(0))
+        return edge_index, torch.cat([weight, loop_weight])
+
+    def _finish(self, out: Tensor, root: Tensor | None) -> Tensor:
+        """Join the heads of ``[N_dst, H, C]``, add the residual and the bias."""
+        if self.concat:
+            out = out.view(-1, self.heads * self.out_channels)
+        else:
+            out = out.mean(dim=1)
+        if root is not None:
+            out = out + root
+        bias = self._parameters["bias"]
+        return out if bias is None else out + bias
+
+
+def _check_nodes(name: str, x: Any, lin: torch.nn.Module, edge_index: Adj) -> None:
+    if isinstance(x, Tensor) and x.dim() > 2:
+        raise ValueError(
+            f"Static graphs not supported in 'GATConv': '{name}' must have shape "
+            f"[num_nodes, in_channels] (got {list(x.shape)})"
+        )
+    check_features(name, x, lin)
+    check_device(name, x, edge_index)
+
+
+def _for_parent(edge_index: Adj, size: Size) -> tuple[Any, Any]:
+    """The edges as PyG takes them; attention ignores the values of a graph's matrix."""
+    if isinstance(edge_index, Graph):
+        edge_index = edge_index.with_value(None)
+    return for_parent(edge_index, size)
+
+
+def _is_coalesced(matrix: Tensor) -> bool:
+    return matrix.layout is not torch.sparse_coo or matrix.is_coalesced()
