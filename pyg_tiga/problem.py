@@ -29,6 +29,8 @@ class Problem:
         reduce: ``"sum"``, ``"max"`` or ``"min"``.
         normalize: ``"none"``, ``"dst"`` (mean) or ``"src"``.
         weighted: Whether every edge carries a weight.
+        heads: H; `features` counts the columns of all heads.
+        form: Name of the score, of attention.
         ties: How gradients go at ties of a maximum: ``"none"`` where no gradient is
             wanted, ``"split"`` or ``"first"``.
         deterministic: Whether results must be bit-identical from run to run.
@@ -49,6 +51,8 @@ class Problem:
     reduce: str = "sum"
     normalize: str = "none"
     weighted: bool = False
+    heads: int = 1
+    form: str = ""
     ties: str = "none"
     deterministic: bool = False
     objective: str = "time"
@@ -74,6 +78,8 @@ class Problem:
 
     def __str__(self) -> str:
         what = self.op if self.reduce == "sum" else f"{self.op}[{self.reduce}]"
+        if self.form:
+            what += f"[{self.form}, {self.heads} heads]"
         if self.normalize != "none":
             what += f", normalised by {self.normalize} degree"
         if self.weighted:

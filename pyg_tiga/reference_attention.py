@@ -93,7 +93,7 @@ def additive_attention(
         ``[N_dst, H]``, the largest score, and ``l`` ``[N_dst, H]``, the sum of
         ``exp(s - m)`` (rows without edges have 0 and 1), float32 for half precision.
     """
-    edges = _edges(graph, num_loops, edge_mask)
+    edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
     scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
     weight, largest, total = _softmax(edges, scores)
@@ -125,7 +125,7 @@ def attention_weights(
         Weights ``[E, H]`` of the stored edges in the caller's order, 0 for those that
         take no part, and ``[num_loops, H]`` of the implicit loops.
     """
-    edges = _edges(graph, num_loops, edge_mask)
+    edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
     scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
     weight = _drop(edges, _softmax(edges, scores)[0], keep, dropout)
@@ -135,7 +135,8 @@ def attention_weights(
     return every[: edges.num_stored], every[edges.num_stored :]
 
 
-def _edges(graph: Graph, num_loops: int, edge_mask: Tensor | None) -> _Edges:
+def edges_of(graph: Graph, num_loops: int, edge_mask: Tensor | None) -> _Edges:
+    """The edges that take part: stored ones, then implicit loops."""
     src, dst = (end.long() for end in graph.ends())
     num_stored = src.numel()
     loop = torch.arange(num_loops, device=src.device)
@@ -150,6 +151,19 @@ def _edges(graph: Graph, num_loops: int, edge_mask: Tensor | None) -> _Edges:
     return _Edges(src, dst, place, graph.num_dst, num_stored, num_loops)
 
 
+def pre_activations(
+    edges: _Edges,
+    alpha_src: Tensor,  # [N_src, H]
+    alpha_dst: Tensor | None,  # [N_dst, H]
+    terms: Tensor | None,  # [K, H]
+) -> Tensor:
+    """Arguments of the LeakyReLU [K, H], in the accumulator of what goes into them."""
+    pre = _widen(alpha_src).index_select(0, edges.src)
+    if alpha_dst is not None:
+        pre = pre + _widen(alpha_dst).index_select(0, edges.dst)
+    return pre if terms is None else pre + _widen(terms)
+
+
 def _scores(
     edges: _Edges,
     alpha_src: Tensor,
@@ -157,13 +171,9 @@ def _scores(
     terms: Tensor | None,
     negative_slope: float,
 ) -> Tensor:
-    """Scores [K, H] in the accumulator of all that goes into them."""
-    score = _widen(alpha_src).index_select(0, edges.src)
-    if alpha_dst is not None:
-        score = score + _widen(alpha_dst).index_select(0, edges.dst)
-    if terms is not None:
-        score = score + _widen(terms)
-    return F.leaky_relu(score, negative_slope)
+    """Scores [K, H]."""
+    pre = pre_activations(edges, alpha_src, alpha_dst, terms)
+    return F.leaky_relu(pre, negative_slope)
 
 
 def _softmax(edges: _Edges, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

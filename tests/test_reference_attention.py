@@ -194,10 +194,18 @@ def test_derivatives(row, loops, terms, dropout):
 @LOOPS
 @TERMS
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("slope", [0.2, -0.5])
-def test_single_sweep_backward(row, loops, terms, dropout, slope):
-    """All gradients from sums over columns, and two sums kept by the forward."""
+def test_single_sweep_backward(row, loops, terms, dropout):
     given = Inputs(row, loops=loops, terms=terms, dropout=dropout)
+    assert_single_sweep(given, 0.2)
+
+
+@pytest.mark.parametrize("slope", [0.0, -0.5, 1.5])
+def test_single_sweep_backward_with_any_slope(slope):
+    assert_single_sweep(Inputs(testing.row("unsorted"), dropout=0.4), slope)
+
+
+def assert_single_sweep(given, slope):
+    """All gradients from sums over columns, and two sums kept by the forward."""
     out, _, _ = given.attend(negative_slope=slope)
     names = ("value", "alpha_src", "alpha_dst", "edge_term", "loop_term")
     expected = dict(

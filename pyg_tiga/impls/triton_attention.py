@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_tiga.impls.attention_types import (
+    Gradients,
+    Operands,
+    Options,
+    State,
+    Wanted,
+)
+from pyg_tiga.impls.base import FLOATS, Implementation, Limits
 from pyg_tiga.impls.launch import Launcher
-from pyg_tiga.problem import Schedule
+from pyg_tiga.impls.triton_spmm import missing
+from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
@@ -19,61 +27,12 @@ _NODE_ELEMENTS = 1024
 _SUM_PROGRAMS = 528
 
 
-class Operands(NamedTuple):
-    """What a forward and a backward of edge attention read.
-
-    Args:
-        value: Values of the sources, ``[N_src, H, C]``.
-        row: Operand of the destinations, ``[N_dst, H]`` or ``[N_dst, H, K]``.
-        col: Operand of the sources, likewise.
-        term: Added to every edge's score, ``[E, H]`` in the caller's edge order.
-        loop_term: Added to every self-loop's, ``[num_loops, H]``.
-        mask: Edges that take part, ``[E]`` bool in the caller's order.
-        seed: One int64: the seed of dropout.
-    """
-
-    value: Tensor
-    row: Tensor
-    col: Tensor
-    term: Tensor | None = None
-    loop_term: Tensor | None = None
-    mask: Tensor | None = None
-    seed: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """The numbers of a call: the score's, those of dropout, and how many self-loops."""
-
-    score: Any
-    scale: float
-    num_loops: int = 0
-    dropout: float = 0.0
-    self_loops: bool = False
-
-    @property
-    def factor(self) -> float:
-        """What kept weights are multiplied by; with p = 1 nothing is kept."""
-        return 0.0 if self.dropout >= 1.0 else 1.0 / (1.0 - self.dropout)
-
-
-class State(NamedTuple):
-    """What the backward needs of a forward."""
-
-    out: Tensor  # [N_dst, H, C]
-    m: Tensor  # [N_dst, H]
-    l: Tensor  # noqa: E741  # [N_dst, H]
-    positive: Tensor | None  # [N_dst, H, C]
-    positive_sum: Tensor | None  # [N_dst, H]
-
-
-def forward(
+def _forward(
+    problem: Problem,
+    schedule: Schedule,
     graph: Graph,
     operands: Operands,
     options: Options,
-    schedule: Schedule,
-    *,
-    out_dtype: torch.dtype,
     positive: bool,
 ) -> State:
     """Softmax-weighted sums of values, with what a backward needs."""
@@ -82,7 +41,7 @@ def forward(
     value = operands.value
     rows = graph.rows()
     heads, channels = value.shape[1:]
-    state = _new_state(value, rows.num_rows, out_dtype, positive)
+    state = _new_state(value, rows.num_rows, problem.out_dtype, positive)
     if state.out.numel() == 0:
         return state
     items = rows.work_items(schedule.chunk)
@@ -158,36 +117,18 @@ def _merge_rows(
     run((*pointers, items.hub_row, items.hub_ptr), (heads, channels))
 
 
-class Gradients(NamedTuple):
-    """Gradients of the operands; those not asked for are None."""
-
-    value: Tensor  # [N_src, H, C]
-    row: Tensor | None  # as the operand, float32
-    col: Tensor  # as the operand, float32
-    term: Tensor | None  # [E, H]
-    loop_term: Tensor | None  # [num_loops, H]
-    param: Tensor | None = None  # [H, K]
-
-
-def backward(
+def _backward(
+    problem: Problem,
+    schedule: Schedule,
     graph: Graph,
     grad: Tensor,  # [N_dst, H, C]
     operands: Operands,
     options: Options,
     state: State,
-    schedules: tuple[Schedule, Schedule],
-    *,
-    wants_term: bool,
-    wants_loop_term: bool,
-    hands_over: bool = False,
+    wanted: Wanted,
     att: tuple[Tensor | None, Tensor | None] = (None, None),
-    has_param: bool = False,
 ) -> Gradients:
     """Gradients of all operands.
-
-    The destination operand's comes from what the forward kept where it kept P; with
-    `hands_over` (for scores whose row gradient is that of the term) from the gradients of
-    the scores, handed over in an ``[E, H]`` tensor; else from one more pass over edges.
 
     With `att`, the operands are <value, att> of the same nodes, and their gradients are
     passed on into that of the values (the first for sources, the second where sources
@@ -196,10 +137,10 @@ def backward(
     grad = grad if grad.stride(2) == 1 or grad.size(2) == 1 else grad.contiguous()
     packed, grad_row = _prepare(graph, grad, options, state)
     grad_param = None
-    hands_over = hands_over and grad_row is None
+    hands_over = wanted.hands_over and grad_row is None
     if grad_row is None and not hands_over:
         grad_row, grad_param = _rows_backward(
-            graph, grad, operands, options, packed, schedules[0], has_param
+            graph, grad, operands, options, packed, schedule
         )
     # Where the row gradient is summed later, it cannot flow into that of the values.
     fused = att if grad_row is not None else (att[0], None)
@@ -210,17 +151,17 @@ def backward(
         options,
         packed,
         packed if grad_row is None else grad_row,
-        schedules[1],
-        wants_term or hands_over,
-        wants_loop_term or (hands_over and options.num_loops > 0),
+        schedule,
+        wanted.term or hands_over,
+        wanted.loop_term or (hands_over and options.num_loops > 0),
         fused,
     )
     if hands_over:
-        grad_row = _edge_sums(graph, found, options, schedules[0])
+        grad_row = _edge_sums(graph, found, options, schedule)
         if att[1] is not None:
             _add_outer(found.value, grad_row, att[1])
-    term = _to_caller(graph, found.term) if wants_term else None
-    loop_term = found.loop_term if wants_loop_term else None
+    term = _to_caller(graph, found.term) if wanted.term else None
+    loop_term = found.loop_term if wanted.loop_term else None
     return found._replace(row=grad_row, term=term, loop_term=loop_term, param=grad_param)
 
 
@@ -423,7 +364,7 @@ def _rows_backward(
     options: Options,
     packed: Tensor,
     schedule: Schedule,
-    has_param: bool,
+    has_param: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The destination operand's gradient, by a pass over its edges."""
     from pyg_tiga.kernels.attention_rows_backward import (
@@ -602,7 +543,7 @@ def _edge_flags(
         "HAS_LOOP_TERM": operands.loop_term is not None,
         "HAS_MASK": operands.mask is not None,
         "HAS_PERM": rows.perm is not None,
-        "SELF_LOOPS": options.self_loops,
+        "SELF_LOOPS": options.num_loops > 0,
         "DROPOUT": options.dropout > 0,
     }
 
@@ -624,7 +565,10 @@ def _sizes(
 
 
 def _score(options: Options, *names: str) -> dict[str, Any]:
-    return {name.upper(): getattr(options.score, name) for name in names}
+    from pyg_tiga.kernels.scores import SCORES
+
+    score = SCORES[options.score]
+    return {name.upper(): getattr(score, name) for name in names}
 
 
 def _blocks(
@@ -673,3 +617,19 @@ def _width(operand: Tensor) -> int:
 
 def _power_of_2(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
+
+
+_LIMITS = Limits(devices=("cuda", "cpu"), dtypes=FLOATS, min_capability=(8, 0))
+
+ATTENTION = Implementation(
+    "triton", "triton", "edge_attention", _LIMITS, _forward, missing, scheduled=True
+)
+ATTENTION_BACKWARD = Implementation(
+    "triton",
+    "triton",
+    "edge_attention_backward",
+    _LIMITS,
+    _backward,
+    missing,
+    scheduled=True,
+)

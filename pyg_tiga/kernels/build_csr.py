@@ -1,11 +1,11 @@
 """Grouping edges by row: what surrounds the sort of the row ids.
 
 `narrow` checks edges and makes the keys to sort (of edges that are sorted already, the
-indices), `finish` turns the sorted keys into a grouping and its summary, and `summarise`
-summarises a grouping that is there. A summary starts as zeros; its layout is that of
-`pyg_tiga.relation.stats`, and its last cell says how many edges stand from the first
-one with a fault to the end. Everything in it is summed or compared in integers, so that
-the order of the atomics does not matter.
+indices), `finish` turns the sorted keys into a grouping and its summary, and
+`summarise` summarises a grouping that is there. A summary starts as zeros; its layout
+is that of `pyg_tiga.relation.stats`, and its last cell says how many edges stand from
+the first one with a fault to the end. Everything in it is summed or compared in
+integers, so that the order of the atomics does not matter.
 """
 
 from __future__ import annotations

@@ -80,3 +80,5 @@ ADDITIVE = Score(
     no_vjp,
     _additive_pre,
 )
+
+SCORES = {"additive": ADDITIVE}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from pyg_tiga.planner import Plan, pinned, plan
 from pyg_tiga.problem import Problem
 from pyg_tiga.relation.csr import Grouping
 from pyg_tiga.relation.graph import Graph
+
+
+_NAMES = ("reduce", "normalize", "weighted", "ties")
 
 
 class _Last(threading.local):
@@ -119,20 +123,32 @@ def _plan(
     weighted: bool,
     ties: str = "none",
 ) -> Plan:
-    """The plan of a call, found again on its graph by what varies between calls."""
+    options = (reduce, normalize, weighted, ties)
+    return find_plan(_NAMES, op, graph, x, x.size(1), out_dtype, options)
+
+
+def find_plan(
+    names: tuple[str, ...],
+    op: str,
+    graph: Graph,
+    x: Tensor,
+    features: int,
+    out_dtype: torch.dtype,
+    options: tuple[Any, ...],
+) -> Plan:
+    """The plan of a call, found again on its graph by what varies between calls.
+
+    Args:
+        names: Fields of `Problem` that `options` gives.
+        op: The operation.
+        graph: The relation.
+        x: The dense operand.
+        features: Its columns.
+        out_dtype: Dtype of the result.
+        options: Values of these fields.
+    """
     deterministic = torch.are_deterministic_algorithms_enabled()
-    key = (
-        op,
-        x.size(1),
-        x.dtype,
-        out_dtype,
-        reduce,
-        normalize,
-        weighted,
-        ties,
-        deterministic,
-        pinned(),
-    )
+    key = (op, features, x.dtype, out_dtype, options, deterministic, pinned())
     known = graph.scratch
     found = known.get(key)
     if found is None:
@@ -142,21 +158,24 @@ def _plan(
             num_dst=graph.num_dst,
             num_src=graph.num_src,
             num_edges=graph.num_edges,
-            features=x.size(1),
+            features=features,
             dtype=x.dtype,
             out_dtype=out_dtype,
             index_dtype=graph.index_dtype,
             device=x.device.type,
             capability=_features.cuda_capability(x.device.index) if cuda else (0, 0),
             relation=graph.kind,
-            reduce=reduce,
-            normalize=normalize,
-            weighted=weighted,
-            ties=ties,
             deterministic=deterministic,
+            **dict(zip(names, options, strict=True)),
         )
         found = known[key] = plan(problem)
     return found
+
+
+def remember_plan(chosen: Plan) -> Plan:
+    """Make it what :func:`last_plan` gives."""
+    _last.plan = chosen
+    return chosen
 
 
 def _scaled(x: Tensor, rows: Grouping) -> Tensor:

@@ -126,43 +126,43 @@ class _Eager:
     def spmm(
         relation: Graph, x: Tensor, weight: Tensor | None, normalize: str
     ) -> Tensor:
-        if _wants_grad(x, weight):
-            return _apply(_Spmm, x, weight, relation, normalize)
+        if wants_grad(x, weight):
+            return apply_function(_Spmm, x, weight, relation, normalize)
         return bodies.spmm(relation, x, weight, normalize)
 
     @staticmethod
     def sddmm(relation: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
-        if _wants_grad(a, b):
-            return _apply(_Sddmm, a, b, relation, normalize)
+        if wants_grad(a, b):
+            return apply_function(_Sddmm, a, b, relation, normalize)
         return bodies.sddmm(relation, a, b, normalize)
 
     @staticmethod
     def extremum(relation: Graph, x: Tensor, reduce: str, ties: str) -> Tensor:
-        if _wants_grad(x):
-            return _apply(_Extremum, x, relation, reduce, ties)[0]
+        if wants_grad(x):
+            return apply_function(_Extremum, x, relation, reduce, ties)[0]
         return bodies.spmm_extremum(relation, x, reduce, "none")[0]
 
     @staticmethod
     def extremum_backward(
         relation: Graph, grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
     ) -> Tensor:
-        if _wants_grad(grad):
-            return _apply(_ExtremumBackward, grad, x, out, aux, relation, ties)
+        if wants_grad(grad):
+            return apply_function(_ExtremumBackward, grad, x, out, aux, relation, ties)
         return bodies.spmm_extremum_backward(relation, grad, x, out, aux, ties)
 
     @staticmethod
     def extremum_select(
         relation: Graph, value: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
     ) -> Tensor:
-        if _wants_grad(value):
-            return _apply(_ExtremumSelect, value, x, out, aux, relation, ties)
+        if wants_grad(value):
+            return apply_function(_ExtremumSelect, value, x, out, aux, relation, ties)
         return bodies.spmm_extremum_select(relation, value, x, out, aux, ties)
 
 
 EAGER = _Eager()
 
 
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     """`function.apply(*args)`, without what only functional transforms need.
 
     To fill in defaults for them, PyTorch inspects the signature of `forward` at every
@@ -173,7 +173,8 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*args)
 
 
-def _wants_grad(*tensors: Tensor | None) -> bool:
+def wants_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd has to see a call on these tensors."""
     return torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in tensors
     )

@@ -57,7 +57,8 @@ class Handle:
         return self.tensors, self.layout, self.num_src, self.num_dst
 
 
-def _op(name: str, body: Callable[..., Any]) -> Any:
+def define(name: str, body: Callable[..., Any]) -> Any:
+    """Make an op of a body, under `pyg_tiga::`."""
     # The memo's key reads storage and version of the index tensors, which a recorded
     # CUDA graph would not see change.
     return torch.library.custom_op(
@@ -137,11 +138,11 @@ def _extremum_select(
     return bodies.spmm_extremum_select(graph, value, x, out, aux, ties)
 
 
-spmm_op = _op("spmm", _spmm)
-sddmm_op = _op("sddmm", _sddmm)
-extremum_op = _op("spmm_extremum", _extremum)
-extremum_backward_op = _op("spmm_extremum_backward", _extremum_backward)
-extremum_select_op = _op("spmm_extremum_select", _extremum_select)
+spmm_op = define("spmm", _spmm)
+sddmm_op = define("sddmm", _sddmm)
+extremum_op = define("spmm_extremum", _extremum)
+extremum_backward_op = define("spmm_extremum_backward", _extremum_backward)
+extremum_select_op = define("spmm_extremum_select", _extremum_select)
 
 
 @spmm_op.register_fake

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from pyg_tiga.impls import scatter, triton_spmm, vendor
+from pyg_tiga.impls import (
+    scatter,
+    scatter_attention,
+    triton_attention,
+    triton_spmm,
+    vendor,
+)
 from pyg_tiga.impls.base import Implementation
 
 # On the CPU our kernels run only interpreted, which is for tests: there they are
@@ -17,6 +23,11 @@ _CUDA: dict[str, tuple[Implementation, ...]] = {
     ),
     "spmm_extremum_select": (scatter.SPMM_EXTREMUM_SELECT,),
     "sddmm": (triton_spmm.SDDMM, scatter.SDDMM),
+    "edge_attention": (triton_attention.ATTENTION, scatter_attention.ATTENTION),
+    "edge_attention_backward": (
+        triton_attention.ATTENTION_BACKWARD,
+        scatter_attention.ATTENTION_BACKWARD,
+    ),
 }
 
 _CPU: dict[str, tuple[Implementation, ...]] = {
@@ -33,6 +44,11 @@ _CPU: dict[str, tuple[Implementation, ...]] = {
         triton_spmm.SPMM_EXTREMUM_WINNERS,
     ),
     "sddmm": (scatter.SDDMM, triton_spmm.SDDMM),
+    "edge_attention": (scatter_attention.ATTENTION, triton_attention.ATTENTION),
+    "edge_attention_backward": (
+        scatter_attention.ATTENTION_BACKWARD,
+        triton_attention.ATTENTION_BACKWARD,
+    ),
 }
 
 

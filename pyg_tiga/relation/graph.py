@@ -201,7 +201,7 @@ class Graph:
 
     @property
     def scratch(self) -> dict[Any, Any]:
-        """What operations derived for these edges in this direction, for their reuse."""
+        """What operations derived for these edges in this direction, for reuse."""
         return self._current().scratch[self._dst_end]
 
     def reverse(self) -> Graph:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import measure
+from benchmarks.inputs import phase_runner
 
 CPU = torch.device("cpu")
 
@@ -89,3 +90,15 @@ def test_replay_agrees_with_eager_on_a_large_product():
     assert measure.input_sets(1 << 20, device) > 1
     assert measure.first_call(run, device)[1] >= a.nbytes
     assert measure.copy_bandwidth(device) > 100
+
+
+@pytest.mark.gpu
+def test_a_backward_alone_can_be_replayed():
+    x = torch.randn(1 << 20, device="cuda", requires_grad=True)
+    run = phase_runner(
+        lambda i: x * x, lambda i: (x,), [torch.ones_like(x)], "backward"
+    )
+    run(0)
+    timing = measure.time_replay(run, sets=1, estimate_ms=0.1, budget_s=0.02)
+    assert 0 < timing.ms < 1.0
+    torch.testing.assert_close(run(0)[1], 2 * x.detach())

@@ -25,6 +25,7 @@ class Rule:
     chunk: int
     step_bytes: int = 1 << 20
     step_elements: int = 1 << 20
+    edges_at_most: int = 1 << 20
     rows: int = 1
     warps: int = 1
     prescale: bool = False
@@ -51,6 +52,7 @@ class Rule:
         columns = min(width, self.slice_bytes // itemsize)
         step = min(self.step_elements, self.step_bytes // itemsize)
         edges = max(1, step // (columns * self.rows))
+        edges = min(edges, self.edges_at_most)
         return Schedule(
             self.rows, edges, columns, self.warps, self.chunk, self.prescale
         )

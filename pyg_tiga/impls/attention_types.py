@@ -1,0 +1,98 @@
+"""What implementations of edge attention take and give, whatever the family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Operands(NamedTuple):
+    """What a forward and a backward of edge attention read.
+
+    Args:
+        value: Values of the sources, ``[N_src, H, C]``.
+        row: Operand of the destinations, ``[N_dst, H]`` or ``[N_dst, H, K]``.
+        col: Operand of the sources, likewise.
+        term: Added to every edge's score, ``[E, H]`` in the caller's edge order.
+        loop_term: Added to every self-loop's, ``[num_loops, H]``.
+        mask: Edges that take part, ``[E]`` bool in the caller's order.
+        seed: One int64: the seed of dropout.
+    """
+
+    value: Tensor
+    row: Tensor
+    col: Tensor
+    term: Tensor | None = None
+    loop_term: Tensor | None = None
+    mask: Tensor | None = None
+    seed: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """The numbers of a call.
+
+    Args:
+        scale: The number that the score takes; the negative slope of the additive one.
+        num_loops: Implicit self-loops, of the first nodes. Above 0, stored i -> i edges
+            do not take part.
+        dropout: Probability of dropping a weight.
+        score: Name of the score.
+    """
+
+    scale: float
+    num_loops: int = 0
+    dropout: float = 0.0
+    score: str = "additive"
+
+    @property
+    def factor(self) -> float:
+        """What kept weights are multiplied by; with p = 1 nothing is kept."""
+        return 0.0 if self.dropout >= 1.0 else 1.0 / (1.0 - self.dropout)
+
+
+class State(NamedTuple):
+    """What a backward needs of a forward; its meaning is the same in every family.
+
+    Args:
+        out: The result, ``[N_dst, H, C]``.
+        m: Largest score of each row, ``[N_dst, H]`` float32; 0 without edges.
+        total: Sum of exp(s - m), ``[N_dst, H]`` float32; 1 without edges.
+        positive: P = sum of w v over edges with positive pre-activation, like `out`.
+        positive_sum: p = sum of w over these edges (without dropout), ``[N_dst, H]``.
+    """
+
+    out: Tensor
+    m: Tensor
+    total: Tensor
+    positive: Tensor | None
+    positive_sum: Tensor | None
+
+
+class Gradients(NamedTuple):
+    """Gradients of the operands, the scores' in float32; None where not asked for."""
+
+    value: Tensor  # [N_src, H, C]
+    row: Tensor | None  # as the operand
+    col: Tensor  # as the operand
+    term: Tensor | None  # [E, H]
+    loop_term: Tensor | None  # [num_loops, H]
+    param: Tensor | None = None  # [H, K]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which gradients a backward forms, and how.
+
+    Args:
+        term: That of the edge terms.
+        loop_term: That of the loop terms.
+        hands_over: Sum the destination's from those of the scores, in an ``[E, H]``
+            tensor; else from P and p where the state has them, else by another pass.
+    """
+
+    term: bool = False
+    loop_term: bool = False
+    hands_over: bool = False

@@ -1,0 +1,316 @@
+"""Edge attention with additive scores: the eager road.
+
+The forward keeps (m, l) of each softmax and, depending on the graph and the objective,
+also P and p (`State`): decided here, before anything runs, from sizes alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_tiga import reference_attention as reference
+from pyg_tiga.impls import scatter_attention, triton_attention
+from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
+from pyg_tiga.ops.bodies import find_plan, remember_plan
+from pyg_tiga.ops.eager import apply_function, wants_grad
+from pyg_tiga.planner import Plan
+from pyg_tiga.relation.graph import Graph
+
+_NAMES = ("form", "heads", "objective")
+
+
+class Call(NamedTuple):
+    """What a call of edge attention is, beside its differentiable operands."""
+
+    graph: Graph
+    options: Options
+    mask: Tensor | None
+    seed: Tensor | None
+    objective: str
+
+
+def attention_plan(
+    op: str, call: Call, value: Tensor, out_dtype: torch.dtype
+) -> Plan:
+    """The plan of a forward or a backward."""
+    heads, channels = value.size(1), value.size(2)
+    options = (call.options.score, heads, call.objective)
+    # The gradient of values is gathered by source: columns are its rows.
+    graph = call.graph if op == "edge_attention" else call.graph.reverse()
+    return find_plan(_NAMES, op, graph, value, heads * channels, out_dtype, options)
+
+
+def keeps_positive(call: Call, value: Tensor) -> bool:
+    """Whether the forward keeps P and p for the backward.
+
+    They cost an output-sized tensor; handing the scores' gradients over costs E H values
+    and keeps nothing. The cheaper one runs, except where memory is the objective.
+    """
+    graph = call.graph
+    return call.objective != "memory" and graph.num_edges > graph.num_dst * value.size(2)
+
+
+def forward(
+    call: Call,
+    operands: Operands,
+    out_dtype: torch.dtype,
+    trains: bool,
+) -> State:
+    """Run the forward, keeping what a backward needs if one may come."""
+    plan = attention_plan("edge_attention", call, operands.value, out_dtype)
+    remember_plan(plan)
+    positive = trains and keeps_positive(call, operands.value)
+    return plan.run(call.graph, operands, call.options, positive)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        alpha_src: Tensor,
+        alpha_dst: Tensor,
+        term: Tensor | None,
+        loop_term: Tensor | None,
+        call: Call,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        operands = Operands(
+            value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+        )
+        state = forward(call, operands, out_dtype, trains=True)
+        ctx.call = call
+        ctx.save_for_backward(value, alpha_src, alpha_dst, term, loop_term, *state)
+        return state.out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, state = ctx.saved_tensors[:5], State(*ctx.saved_tensors[5:])
+        call, needs = ctx.call, ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return (*_twice(call, inputs, grad, needs), None, None)
+        value, alpha_src, alpha_dst, term, loop_term = inputs
+        operands = Operands(
+            value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+        )
+        plan = attention_plan("edge_attention_backward", call, value, grad.dtype)
+        wanted = Wanted(needs[3], needs[4], call.objective != "memory")
+        found = plan.run(call.graph, grad, operands, call.options, state, wanted)
+        return (
+            found.value,
+            found.col.to(alpha_src.dtype),
+            found.row.to(alpha_dst.dtype),
+            None if found.term is None else found.term.to(term.dtype),
+            None if found.loop_term is None else found.loop_term.to(loop_term.dtype),
+            None,
+            None,
+        )
+
+
+class _GatAttention(torch.autograd.Function):
+    """Scores and attention in one: no pass over the nodes for the scores' gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_src: Tensor,
+        x_dst: Tensor | None,
+        att_src: Tensor,
+        att_dst: Tensor | None,
+        term: Tensor | None,
+        loop_term: Tensor | None,
+        call: Call,
+        out_dtype: torch.dtype,
+    ) -> Tensor:
+        same = x_dst is not None and x_dst is x_src
+        alpha_src, alpha_dst = _node_scores(call, x_src, x_dst, att_src, att_dst, same)
+        operands = Operands(
+            x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+        )
+        trains = any(ctx.needs_input_grad)
+        state = forward(call, operands, out_dtype, trains)
+        ctx.call, ctx.same = call, same
+        ctx.save_for_backward(
+            x_src,
+            None if same else x_dst,
+            att_src,
+            att_dst,
+            alpha_src,
+            alpha_dst,
+            term,
+            loop_term,
+            *state,
+        )
+        return state.out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
+        x_src, x_dst, att_src, att_dst, alpha_src, alpha_dst, term, loop_term = saved[:8]
+        if torch.is_grad_enabled():
+            given = (x_src, x_src if ctx.same else x_dst, att_src, att_dst)
+            return (*_gat_twice(call, (*given, term, loop_term), grad, needs), None, None)
+        operands = Operands(
+            x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+        )
+        plan = attention_plan("edge_attention_backward", call, x_src, grad.dtype)
+        found = triton_attention.ATTENTION_BACKWARD.run(
+            plan.problem,
+            plan.schedule,
+            call.graph,
+            grad,
+            operands,
+            call.options,
+            State(*saved[8:]),
+            Wanted(needs[4], needs[5], call.objective != "memory"),
+            (att_src, att_dst if ctx.same else None),
+        )
+        grad_dst = None
+        second = found.row if ctx.same else None
+        grad_att = triton_attention.node_scores_backward(x_src, found.col, second)
+        grad_att_dst = grad_att[1] if ctx.same else None
+        if x_dst is not None:
+            grad_att_dst = triton_attention.node_scores_backward(x_dst, found.row, None)[0]
+            if needs[1]:
+                grad_dst = (found.row.unsqueeze(2) * att_dst).to(x_dst.dtype)
+        return (
+            found.value,
+            grad_dst,
+            grad_att[0].to(att_src.dtype),
+            None if grad_att_dst is None else grad_att_dst.to(att_dst.dtype),
+            None if found.term is None else found.term.to(term.dtype),
+            None if found.loop_term is None else found.loop_term.to(loop_term.dtype),
+            None,
+            None,
+        )
+
+
+def _node_scores(
+    call: Call,
+    x_src: Tensor,
+    x_dst: Tensor | None,
+    att_src: Tensor,
+    att_dst: Tensor | None,
+    same: bool,
+) -> tuple[Tensor, Tensor]:
+    first, second = triton_attention.node_scores(
+        x_src, att_src, att_dst if same else None
+    )
+    if x_dst is None or att_dst is None:
+        second = first.new_zeros(call.graph.num_dst, first.size(1))
+    elif not same:
+        second, _ = triton_attention.node_scores(x_dst, att_dst, None)
+    return first, second
+
+
+def additive(
+    call: Call,
+    value: Tensor,  # [N_src, H, C]
+    alpha_src: Tensor,  # [N_src, H]
+    alpha_dst: Tensor,  # [N_dst, H]
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Additive edge attention, differentiable."""
+    inputs = (value, alpha_src, alpha_dst, term, loop_term)
+    if wants_grad(*inputs):
+        return apply_function(_Attention, *inputs, call, out_dtype)
+    operands = Operands(
+        value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+    )
+    return forward(call, operands, out_dtype, trains=False).out
+
+
+def gat(
+    call: Call,
+    x_src: Tensor,  # [N_src, H, C]
+    x_dst: Tensor | None,  # [N_dst, H, C]
+    att_src: Tensor,  # [H, C]
+    att_dst: Tensor | None,  # [H, C]
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """GAT's attention: scores of nodes, then additive attention; differentiable."""
+    plan = attention_plan("edge_attention", call, x_src, out_dtype)
+    if plan.implementation.family == "triton":
+        inputs = (x_src, x_dst, att_src, att_dst, term, loop_term)
+        return apply_function(_GatAttention, *inputs, call, out_dtype)
+    alphas = gat_scores(call, x_src, x_dst, att_src, att_dst)
+    return additive(call, x_src, *alphas, term, loop_term, out_dtype)
+
+
+def gat_scores(
+    call: Call,
+    x_src: Tensor,
+    x_dst: Tensor | None,
+    att_src: Tensor,
+    att_dst: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """<x, att> of sources and destinations, as PyG computes them."""
+    alpha_src = (x_src * att_src).sum(-1)
+    if x_dst is None or att_dst is None:
+        return alpha_src, alpha_src.new_zeros(call.graph.num_dst, alpha_src.size(1))
+    return alpha_src, (x_dst * att_dst).sum(-1)
+
+
+def _reference(call: Call, inputs: tuple[Any, ...]) -> Tensor:
+    value, alpha_src, alpha_dst, term, loop_term = inputs
+    operands = Operands(
+        value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+    )
+    return reference.additive_attention(
+        call.graph,
+        value,
+        alpha_src,
+        alpha_dst,
+        edge_term=term,
+        loop_term=loop_term,
+        negative_slope=call.options.scale,
+        num_loops=call.options.num_loops,
+        edge_mask=call.mask,
+        keep=scatter_attention.kept(call.graph, operands, call.options),
+        dropout=call.options.dropout,
+    )[0]
+
+
+def _twice(
+    call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, by the reference."""
+    return _differentiate(_reference(call, inputs), inputs, grad, needs)
+
+
+def _gat_twice(
+    call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
+) -> list[Tensor | None]:
+    x_src, x_dst, att_src, att_dst, term, loop_term = inputs
+    alphas = gat_scores(call, x_src, x_dst, att_src, att_dst)
+    out = _reference(call, (x_src, *alphas, term, loop_term))
+    if x_dst is x_src:
+        # One tensor in two places: the first place gets the whole gradient.
+        inputs = (x_src, None, *inputs[2:])
+    return _differentiate(out, inputs, grad, needs)
+
+
+def _differentiate(
+    out: Tensor, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
+) -> list[Tensor | None]:
+    wanted = [
+        x if need and x is not None else None
+        for x, need in zip(inputs, needs, strict=False)
+    ]
+    found = iter(
+        torch.autograd.grad(
+            out,
+            [x for x in wanted if x is not None],
+            grad.to(out.dtype),
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return [None if x is None else next(found) for x in wanted]
