@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto
 .PHONY: help demo test lint compile-all clean
 
 help:
-	@echo "make demo         train a GraphSAGE on Cora and show the plan that ran"
+	@echo "make demo         train a GraphSAGE and a GAT on Cora, show the plans that ran"
 	@echo "make test         run the tests; those that need a GPU are skipped without one"
 	@echo "make lint         check style and the import tiers"
 	@echo "make compile-all  compile every kernel variant for every supported device"
@@ -25,6 +25,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python examples/node_classification.py --config configs/cora_sage.yaml
+	$(BIN)/python examples/node_classification.py --config configs/cora_gat.yaml
 
 test: $(READY)
 	$(PYTEST) $(PYTEST_ARGS)

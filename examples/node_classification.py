@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from typing import Literal
 from urllib.request import urlopen
 
 import torch
@@ -30,9 +31,7 @@ from torch_geometric.transforms import NormalizeFeatures, RandomNodeSplit
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 import pyg_tiga as tg
-from pyg_tiga.nn import SAGEConv
-
-LAYERS = {"sage": SAGEConv}
+from pyg_tiga.nn import GATConv, SAGEConv
 
 RAW_PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 DOWNLOAD_TIMEOUT = 5.0  # seconds without a byte
@@ -51,13 +50,17 @@ class Model:
 
     Attributes:
         layer: Name of the graph layer, a key of `LAYERS`.
-        hidden_channels: Width between the two layers.
-        dropout: Probability of dropping an input of a layer.
+        hidden_channels: Width between the two layers, of each head if they have heads.
+        heads: Heads of the first layer, if it attends.
+        dropout: Probability of dropping an input of a layer or an attention weight.
+        activation: Function between the two layers.
     """
 
     layer: str = "sage"
     hidden_channels: int = 64
+    heads: int = 8
     dropout: float = 0.5
+    activation: Literal["relu", "elu"] = "relu"
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,29 @@ class Training:
     weight_decay: float = 5e-4
 
 
+Layers = tuple[torch.nn.Module, torch.nn.Module]
+
+
+def sage_layers(config: Model, in_channels: int, out_channels: int) -> Layers:
+    hidden = config.hidden_channels
+    return SAGEConv(in_channels, hidden), SAGEConv(hidden, out_channels)
+
+
+def gat_layers(config: Model, in_channels: int, out_channels: int) -> Layers:
+    hidden, heads, dropout = config.hidden_channels, config.heads, config.dropout
+    first = GATConv(in_channels, hidden, heads, dropout=dropout)
+    last = GATConv(heads * hidden, out_channels, concat=False, dropout=dropout)
+    return first, last
+
+
+LAYERS = {"sage": sage_layers, "gat": gat_layers}
+
+
 class Net(torch.nn.Module):
     """Two graph layers with dropout before each.
 
     Args:
-        config: Layer, width and dropout.
+        config: Layer, widths, dropout and activation.
         in_channels: Width of the node features.
         out_channels: Number of classes.
     """
@@ -90,15 +111,15 @@ class Net(torch.nn.Module):
             raise ValueError(
                 f"'model.layer' must be one of {sorted(LAYERS)} (got {config.layer!r})"
             )
-        layer = LAYERS[config.layer]
+        layers = LAYERS[config.layer](config, in_channels, out_channels)
         self.dropout = config.dropout
-        self.conv1 = layer(in_channels, config.hidden_channels)
-        self.conv2 = layer(config.hidden_channels, out_channels)
+        self.activation = getattr(F, config.activation)
+        self.conv1, self.conv2 = layers
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return the class scores, `[N, classes]`."""
         x = F.dropout(x, self.dropout, self.training)
-        x = self.conv1(x, edge_index).relu()
+        x = self.activation(self.conv1(x, edge_index))
         x = F.dropout(x, self.dropout, self.training)
         return self.conv2(x, edge_index)
 

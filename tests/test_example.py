@@ -15,7 +15,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "node_classification.py"
-CONFIG = ROOT / "configs" / "cora_sage.yaml"
+CONFIGS = ROOT / "configs"
 
 for module in ("jsonargparse", "rich", "scipy"):
     pytest.importorskip(module, reason="the extra 'train' is not installed")
@@ -123,16 +123,18 @@ def test_an_unknown_layer_is_named(example):
         example.Net(config, 4, 2)
 
 
-def test_learns_cora(example, no_network, raw_cora, capsys):
-    accuracy = example.main(
-        example.Model(), example.Training(epochs=40), device="cpu", seed=1
-    )
+@pytest.mark.parametrize("layer", ["sage", "gat"])
+def test_learns_cora(example, no_network, raw_cora, capsys, layer):
+    model = example.Model(layer, hidden_channels=64 if layer == "sage" else 8)
+    accuracy = example.main(model, example.Training(epochs=40), device="cpu", seed=1)
     assert accuracy > 0.75
     assert f"test accuracy {accuracy:.1%}" in capsys.readouterr().out
 
 
-def test_command_line_trains_and_explains(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--config", str(CONFIG)]
+@pytest.mark.parametrize("layer, op", [("sage", "spmm"), ("gat", "attention")])
+def test_command_line_trains_and_explains(tmp_path, layer, op):
+    config = CONFIGS / f"cora_{layer}.yaml"
+    command = [sys.executable, str(SCRIPT), "--config", str(config)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--training.epochs", "2"],
@@ -145,4 +147,4 @@ def test_command_line_trains_and_explains(tmp_path):
     assert "2/2" in done.stdout
     assert "test accuracy" in done.stdout
     assert "conv1" in done.stdout
-    assert "spmm" in done.stdout.lower()
+    assert op in done.stdout.lower()

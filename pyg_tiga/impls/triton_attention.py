@@ -15,7 +15,7 @@ from pyg_tiga.impls.attention_types import (
     Wanted,
 )
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
-from pyg_tiga.impls.launch import Launcher
+from pyg_tiga.impls.launch import Launcher, launch
 from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.csr import Grouping, WorkItems
@@ -460,8 +460,8 @@ def node_scores(
             a,
             a if b is None else b,
         )
-        run = Launcher(kernel, grid, (num_nodes,), flags, 2)
-        run(tensors, (heads, channels, *_strides(x)))
+        widths = (heads, channels, *_strides(x))
+        launch(kernel, grid, tensors, (num_nodes,), widths, tuple(flags.values()), 2)
     return a, b
 
 
@@ -488,8 +488,9 @@ def node_scores_backward(
         }
         grid = (programs, -(-heads // block_h), -(-channels // block_c))
         second = grad_first if grad_second is None else grad_second
-        run = Launcher(kernel, grid, (num_nodes,), flags, 2)
-        run((x, grad_first, second, part), (heads, channels, *_strides(x)))
+        tensors = (x, grad_first, second, part)
+        widths = (heads, channels, *_strides(x))
+        launch(kernel, grid, tensors, (num_nodes,), widths, tuple(flags.values()), 2)
     return part.sum(0)
 
 
@@ -599,7 +600,7 @@ def _launcher(
     key = (kernel, grid, sizes, tuple(flags.values()), warps)
     found = graph.scratch.get(key)
     if found is None:
-        found = graph.scratch[key] = Launcher(kernel, grid, sizes, flags, warps)
+        found = graph.scratch[key] = Launcher(kernel, grid, sizes, tuple(flags.values()), warps)
     return found
 
 

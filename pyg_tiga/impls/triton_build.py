@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from pyg_tiga import _features
-from pyg_tiga.impls.launch import on_device
+from pyg_tiga.impls.launch import launch
 from pyg_tiga.relation import stats
 from pyg_tiga.relation.csr import Grouping, index_dtype
 
-_ALIGNMENT = 16
-_INT32 = 1 << 31
+_WARPS = 4
 _MIN_CAPABILITY = (8, 0)
 _NARROW = {"BLOCK": 1024}
 _ROWS = {"BLOCK_R": 128, "BLOCK_S": 1024}
@@ -78,7 +77,7 @@ class TritonBuild:
         rows, samples = _row_programs(num_rows), _sample_programs(num_edges)
         lengths = (num_edges, num_rows, stats.sample_step(num_edges), *rows)
         tensors = (ptr, index, good, summary, stats.table(ptr.device))
-        _launch("summarise", *_ROWS.values())(rows[1] + samples, tensors, lengths)
+        _run("summarise", rows[1] + samples, tensors, lengths, *_ROWS.values())
         return summary[: stats.LENGTH]
 
 
@@ -94,9 +93,10 @@ def _narrow(
     num_edges, strides = edge_index.size(1), edge_index.stride()
     if num_edges == 0:
         return
-    run = _launch("narrow", end, is_sorted, strides[1] == 1, *_NARROW.values())
     lengths = (num_edges, sizes[end], sizes[1 - end], *strides)
-    run(_blocks(num_edges, _NARROW["BLOCK"]), (edge_index, out, summary), lengths)
+    constants = (end, is_sorted, strides[1] == 1, *_NARROW.values())
+    programs = _blocks(num_edges, _NARROW["BLOCK"])
+    _run("narrow", programs, (edge_index, out, summary), lengths, *constants)
 
 
 def _finish(
@@ -126,56 +126,22 @@ def _finish(
         samples,
     )
     gathers = 0 if is_sorted else _blocks(num_edges, _EDGES["BLOCK_E"])
-    run = _launch("finish", end, is_sorted, *_ROWS.values(), *_EDGES.values())
-    run(rows[1] + samples + gathers, tensors, lengths)
+    constants = (end, is_sorted, *_ROWS.values(), *_EDGES.values())
+    _run("finish", rows[1] + samples + gathers, tensors, lengths, *constants)
 
 
-class _Launch:
-    """A kernel whose sizes are new at each launch, at little host cost.
+def _run(
+    name: str,
+    programs: int,
+    tensors: tuple[Tensor, ...],
+    lengths: tuple[int, ...],
+    *constants: Any,
+) -> None:
+    """Launch a kernel of `build_csr`, all of whose integers are sizes."""
+    from pyg_tiga.kernels import build_csr
 
-    A `Launcher` is bound to a grid and sizes, which here are those of a graph that is
-    built once.
-
-    Args:
-        name: Kernel in `pyg_tiga.kernels.build_csr`, all of whose integers are sizes.
-        flags: Constexprs, in order.
-    """
-
-    __slots__ = ("_compiled", "_flags", "_kernel")
-
-    def __init__(self, name: str, flags: tuple[Any, ...]) -> None:
-        from pyg_tiga.kernels import build_csr
-
-        self._kernel = getattr(build_csr, name)
-        self._flags = flags
-        self._compiled: dict[Any, Any] = {}
-
-    def __call__(
-        self, programs: int, tensors: tuple[Tensor, ...], sizes: tuple[int, ...]
-    ) -> None:
-        """Launch on the current stream of the tensors' device."""
-        device, grid = tensors[0].device, (programs, 1, 1)
-        arguments = (*tensors, *sizes, *self._flags)
-        if device.type != "cuda" or max(sizes) >= _INT32:
-            with on_device(device):
-                self._kernel[grid](*arguments)
-            return
-        index = device.index
-        # What Triton looks for in a pointer.
-        types = [(t.dtype, t.data_ptr() % _ALIGNMENT == 0) for t in tensors]
-        key = (index, tuple(types))
-        compiled = self._compiled.get(key)
-        with on_device(device):
-            if compiled is None:
-                self._compiled[key] = self._kernel[grid](*arguments)
-            else:
-                stream = torch._C._cuda_getCurrentRawStream(index)
-                compiled[grid](*arguments, stream=stream)
-
-
-@cache
-def _launch(name: str, *flags: Any) -> _Launch:
-    return _Launch(name, flags)
+    kernel = getattr(build_csr, name)
+    launch(kernel, (programs,), tensors, lengths, (), constants, warps=_WARPS)
 
 
 @cache

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_tiga import _features
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
-from pyg_tiga.impls.launch import Launcher
+from pyg_tiga.impls.launch import Launcher, launch
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -176,10 +176,10 @@ def _extremum_winners(
         block_f = min(_power_of_2(problem.features), _MERGE["BLOCK_F"])
         block_r = _SCATTER_ELEMENTS // block_f
         grid = (-(-rows.num_rows // block_r), _slices(problem.features, block_f))
-        flags = {"BLOCK_R": block_r, "BLOCK_F": block_f}
-        run = Launcher(extremum_scatter, grid, (rows.num_rows,), flags, warps=2)
         tensors = (grad, aux, grad_x, rows.ptr, rows.index)
-        run(tensors, (problem.features, grad.stride(0)))
+        widths = (problem.features, grad.stride(0))
+        sizes = (rows.num_rows,)
+        launch(extremum_scatter, grid, tensors, sizes, widths, (block_r, block_f), 2)
     return grad_x.to(problem.out_dtype)
 
 
@@ -228,7 +228,7 @@ def _extremum_launches(
     if not items.num_hubs:
         return _Launches(walk, None)
     grid = (items.num_hubs, _slices(problem.features, _MERGE["BLOCK_F"]))
-    return _Launches(walk, Launcher(extremum_merge, grid, (), {**flags, **_MERGE}))
+    return _Launches(walk, Launcher(extremum_merge, grid, (), (*flags.values(), *_MERGE.values())))
 
 
 def _columns_launches(
@@ -244,14 +244,11 @@ def _columns_launches(
 def _sddmm_launcher(schedule: Schedule, rows: Grouping, items: WorkItems) -> Launcher:
     from pyg_tiga.kernels.sddmm import sddmm_rows
 
-    flags = {
-        "SPLIT": items.num_items > 0,
-        "HAS_PERM": rows.perm is not None,
-        **_blocks(schedule),
-    }
+    blocks = _blocks(schedule).values()
+    constants = (items.num_items > 0, rows.perm is not None, *blocks)
     sizes = (rows.num_rows, items.num_items, schedule.chunk)
     grid = (_programs(rows, items, schedule),)
-    return Launcher(sddmm_rows, grid, sizes, flags, schedule.warps)
+    return Launcher(sddmm_rows, grid, sizes, constants, schedule.warps)
 
 
 def _walk(
@@ -268,7 +265,9 @@ def _walk(
         kernel,
         (_programs(rows, items, schedule), slices),
         (rows.num_rows, items.num_items, schedule.chunk),
-        {"SPLIT": items.num_items > 0, **flags, **_blocks(schedule)},
+        tuple(
+            {"SPLIT": items.num_items > 0, **flags, **_blocks(schedule)}.values()
+        ),
         schedule.warps,
     )
 
@@ -280,7 +279,7 @@ def _merge(problem: Problem, items: WorkItems, is_scaled: bool) -> Launcher | No
     from pyg_tiga.kernels.spmm import spmm_merge
 
     grid = (items.num_hubs, _slices(problem.features, _MERGE["BLOCK_F"]))
-    return Launcher(spmm_merge, grid, (), {"HAS_ROW_SCALE": is_scaled, **_MERGE})
+    return Launcher(spmm_merge, grid, (), (is_scaled, *_MERGE.values()))
 
 
 def _merge_sums(

@@ -134,6 +134,20 @@ class DropIn(MessagePassing):
         }
         cls._overrides = tuple({*cls._overrides, *found})
 
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """Generate PyG's methods, and keep the right originals beside them.
+
+        Explain mode and decomposed layers run the originals. What PyG keeps as such, in
+        a class whose parent is used already, is what it generated for the parent.
+        """
+        super()._set_jittable_templates(raise_on_error)
+        cls = type(self)
+        for name in self._generated:
+            known = getattr(cls, f"_orig_{name}")
+            original = _original(cls, name, known)
+            if original is not known:
+                setattr(cls, f"_orig_{name}", original)
+
     def _finish_init(self) -> None:
         """Call at the end of a layer's constructor."""
         self._record = _Record()
@@ -267,6 +281,17 @@ class DropIn(MessagePassing):
         twin.__dict__["_modules"] = dict(self._modules)
         del twin.__dict__["_record"]
         return twin
+
+
+def _original(cls: type, name: str, method: Any) -> Any:
+    """The method in whose place PyG put a generated one, if it is generated."""
+    for base in cls.__mro__:
+        own = vars(base)
+        if own.get(f"_jinja_{name}") is method:
+            original = own[f"_orig_{name}"]
+            if original is not method:
+                return _original(cls, name, original)
+    return method
 
 
 @functools.cache

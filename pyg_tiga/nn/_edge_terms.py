@@ -16,6 +16,7 @@ from torch_geometric.utils.loop import compute_loop_attr
 
 from pyg_tiga.nn._linear import is_plain
 from pyg_tiga.relation.graph import Graph
+from pyg_tiga.relation.inputs import plain
 
 __all__: list[str] = []
 
@@ -63,7 +64,7 @@ def loop_features(
     if isinstance(edge_index, Graph):
         first, second = edge_index.ends()
     else:
-        first, second = edge_index.as_subclass(Tensor)
+        first, second = plain(edge_index)[0]
     # Out of range indices must not be followed; the attention reports them.
     target = second.long().clamp(0, num_loops)
     target = target.masked_fill(first == second, num_loops)  # [E]

@@ -240,12 +240,12 @@ def gat(
     if plan.implementation.family == "triton":
         inputs = (x_src, x_dst, att_src, att_dst, term, loop_term)
         return apply_function(_GatAttention, *inputs, call, out_dtype)
-    alphas = gat_scores(call, x_src, x_dst, att_src, att_dst)
+    alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
     return additive(call, x_src, *alphas, term, loop_term, out_dtype)
 
 
 def gat_scores(
-    call: Call,
+    num_dst: int,
     x_src: Tensor,
     x_dst: Tensor | None,
     att_src: Tensor,
@@ -254,7 +254,7 @@ def gat_scores(
     """<x, att> of sources and destinations, as PyG computes them."""
     alpha_src = (x_src * att_src).sum(-1)
     if x_dst is None or att_dst is None:
-        return alpha_src, alpha_src.new_zeros(call.graph.num_dst, alpha_src.size(1))
+        return alpha_src, alpha_src.new_zeros(num_dst, alpha_src.size(1))
     return alpha_src, (x_dst * att_dst).sum(-1)
 
 
@@ -289,7 +289,7 @@ def _gat_twice(
     call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
     x_src, x_dst, att_src, att_dst, term, loop_term = inputs
-    alphas = gat_scores(call, x_src, x_dst, att_src, att_dst)
+    alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
     out = _reference(call, (x_src, *alphas, term, loop_term))
     if x_dst is x_src:
         # One tensor in two places: the first place gets the whole gradient.

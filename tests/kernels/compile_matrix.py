@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from triton.compiler import ASTSource
 from pyg_tiga.kernels import build_csr, extremum, sddmm, spmm
 from pyg_tiga.planner.schedule.defaults import rules
 from pyg_tiga.problem import Problem, Schedule
+from tests.kernels import compile_attention
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -52,6 +54,8 @@ class Case:
     def _type(self, name: str) -> str:
         if name in self.constants:
             return "constexpr"
+        if name in compile_attention.TYPES:
+            return compile_attention.TYPES[name]
         if name in ("ptr_ptr", "index_ptr", "perm_ptr", "slot_ptr", "rowptr_ptr"):
             return f"*{self.index}"
         if name in ("key_ptr", "narrow_ptr", "good_ptr"):
@@ -74,7 +78,7 @@ class Case:
         return {
             (i,): [["tt.divisibility", 16]]
             for i, name in enumerate(self.kernel.arg_names)
-            if name not in self.constants and name not in free
+            if name not in free and self._type(name) not in ("constexpr", "fp32")
         }
 
     def compile(self, target: GPUTarget) -> None:
@@ -90,8 +94,14 @@ def cases(everything: bool) -> Iterator[Case]:
     dtypes = tuple(DTYPES) if everything else (torch.float32,)
     indices = ("i32", "i64") if everything else ("i32",)
     for dtype, index in itertools.product(dtypes, indices):
+        seen: Counter[str] = Counter()
         for op, schedule in _schedules(dtype):
-            for kernel, flags in _FLAGS[op](everything):
+            sets = list(_FLAGS.get(op, _nothing)(everything))
+            if seen[op] and not everything:
+                # All sets for an operation's first schedule, then one each in turn.
+                sets = [sets[seen[op] % len(sets)]] if sets else []
+            seen[op] += 1
+            for kernel, flags in sets:
                 blocks = {
                     "BLOCK_R": schedule.rows,
                     "BLOCK_E": schedule.edges,
@@ -147,6 +157,11 @@ def _sddmm(everything: bool) -> Iterator[tuple[Any, dict[str, int]]]:
         yield sddmm.sddmm_rows, {"SPLIT": True, "HAS_PERM": perm}
 
 
+def _nothing(everything: bool) -> Iterator[tuple[Any, dict[str, int]]]:
+    """Operations whose cases `compile_attention` has."""
+    yield from ()
+
+
 _FLAGS = {
     "spmm": _spmm,
     "spmm_extremum": _extremum,
@@ -164,6 +179,7 @@ def _others(dtype: str, index: str) -> Iterator[Case]:
         yield Case(extremum.extremum_merge, flags, dtype, index)
     winners = {"BLOCK_R": 4, "BLOCK_F": 128}
     yield Case(extremum.extremum_scatter, winners, dtype, index, warps=2)
+    yield from compile_attention.cases(Case, dtype, index)
     if dtype == "fp32":
         yield from _builds(index)
 

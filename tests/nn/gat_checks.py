@@ -14,7 +14,8 @@ BIPARTITE = testing.row("more_sources")
 SQUARE = testing.row("unsorted")
 LOOPED = testing.row("self_loops")
 EDGE_DIM = 3
-SCORES = ("att_", "lin_edge", "edge_attr")
+# What reaches the output through scores alone.
+SCORES = ("att_", "lin_edge", "edge_attr", "lin_dst", "x[1]")
 
 
 def pair_of_layers(*args, dtype=torch.float32, device="cpu", **kwargs):

@@ -157,7 +157,9 @@ def test_the_shipped_table_answers_everything(
         assert size >= 1
         assert size & (size - 1) == 0
     # What a program holds must fit its registers: 32-bit accumulators and loads.
-    held = schedule.rows * schedule.edges * schedule.slice
+    # (Attention takes the rows of a program one after the other.)
+    rows = 1 if op.startswith("edge_attention") else schedule.rows
+    held = rows * schedule.edges * schedule.slice
     assert held <= 64 * 32 * schedule.warps
 
 

@@ -1,9 +1,4 @@
-"""Public functions on tensors and relations.
-
-A relation is anything that says which source sends to which destination: a
-:class:`pyg_tiga.Graph`, a plain ``edge_index``, a PyG ``EdgeIndex`` or ``SparseTensor``,
-or a torch sparse tensor (the last three as PyG's ``adj_t``: rows are destinations).
-"""
+"""Aggregation over the edges of each destination, and products over edges."""
 
 from __future__ import annotations
 
@@ -12,22 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
 from pyg_tiga.ops import bodies
-from pyg_tiga.ops.bodies import last_plan
 from pyg_tiga.ops.eager import EAGER
 from pyg_tiga.ops.library import LIBRARY, Handle
 from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
-from pyg_tiga.relation.memo import handle_of, relation_of, relation_of_adj
-
-__all__ = ["last_plan", "plan_spmm", "sddmm", "spmm", "spmm_csr"]
 
 _SUMS = {"sum": "none", "add": "none", "mean": "dst"}
 _EXTREMA = ("max", "min")
 _TIES = ("split", "first")
-
-Relation = Any  # Graph, [2, E] tensor, EdgeIndex, SparseTensor or torch sparse tensor
-Size = tuple[int | None, int | None] | None
 
 
 def spmm(
@@ -49,7 +38,7 @@ def spmm(
     :func:`plan_spmm`. Half-precision inputs accumulate in float32.
 
     Args:
-        relation: Which source sends to which destination; see the module's text.
+        relation: Which source sends to which destination; see :mod:`pyg_tiga.functional`.
         x: Source features ``[..., N_src, F]``, or ``[N_src]`` for one column.
         weight: Edge weights ``[E]`` in the relation's own edge order. Stored values of
             a sparse relation are used where none are given.
@@ -74,7 +63,8 @@ def spmm(
         )
         return out.squeeze(1)
     _check_options(reduce, ties)
-    call, related = _road(relation, x, size, flow)
+    related = relation_for_ops(relation, x.size(-2), size, flow)
+    call: Any = LIBRARY if isinstance(related, Handle) else EAGER
     weight = related.value if weight is None else weight
     _check_operands(related, x, weight)
     if x.dim() == 2:
@@ -99,7 +89,7 @@ def sddmm(
         s_e = \sum_f a_{if} \, b_{jf} \quad \text{for } e = (j \to i)
 
     Args:
-        relation: Which source sends to which destination; see the module's text.
+        relation: Which source sends to which destination; see :mod:`pyg_tiga.functional`.
         a: Destination features ``[N_dst, F]``.
         b: Source features ``[N_src, F]``.
         flow: As in PyG, for a plain ``edge_index``.
@@ -111,7 +101,8 @@ def sddmm(
         ValueError: A shape, size, device or index that does not fit.
     """
     size = (b.size(0), a.size(0))
-    call, related = _road(relation, b, size, flow)
+    related = relation_for_ops(relation, b.size(-2), size, flow)
+    call: Any = LIBRARY if isinstance(related, Handle) else EAGER
     _check_operands(related, b, None)
     if a.dim() != 2 or a.size(0) != related.num_dst or a.size(1) != b.size(1):
         raise ValueError(
@@ -158,7 +149,7 @@ def plan_spmm(
 ) -> Plan:
     """The plan that :func:`spmm` would run, without running it."""
     _check_options(reduce, ties)
-    graph = _graph(relation, x, size, flow)
+    graph = graph_of(relation, x.size(-2), size, flow)
     weight = graph.value if weight is None else weight
     if reduce in _SUMS:
         return bodies.spmm_plan(graph, x, weight, _SUMS[reduce])
@@ -175,34 +166,6 @@ def _aggregate(
         return call.extremum(related, x, reduce, ties)
     graph = related.graph() if isinstance(related, Handle) else related
     return bodies.weighted_extremum(graph, x, weight, reduce, ties)
-
-
-def _road(relation: Relation, x: Tensor, size: Size, flow: str) -> tuple[Any, Any]:
-    """The functions to call, and the relation in the form that they take."""
-    if not torch.compiler.is_compiling():
-        return EAGER, _graph(relation, x, size, flow)
-    if _is_edge_list(relation):
-        return LIBRARY, Handle(*handle_of(relation, *_sizes(x, size), flow))
-    graph = _graph(relation, x, size, flow)
-    return LIBRARY, Handle(*graph.handle(), value=graph.value)
-
-
-def _graph(relation: Relation, x: Tensor, size: Size, flow: str) -> Graph:
-    if isinstance(relation, Graph):
-        return relation
-    if _is_edge_list(relation):
-        return relation_of(relation, *_sizes(x, size), flow)
-    return relation_of_adj(relation)
-
-
-def _is_edge_list(relation: Relation) -> bool:
-    return isinstance(relation, Tensor) and relation.layout == torch.strided
-
-
-def _sizes(x: Tensor, size: Size) -> tuple[int, int]:
-    num_src, num_dst = size if size is not None else (None, None)
-    num_src = x.size(-2) if num_src is None else num_src
-    return num_src, num_src if num_dst is None else num_dst
 
 
 def _check_options(reduce: str, ties: str) -> None:

@@ -1,0 +1,283 @@
+"""Attention over the edges of each destination."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_tiga import reference_attention as reference
+from pyg_tiga._philox import kept
+from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
+from pyg_tiga.impls.attention_types import Options
+from pyg_tiga.ops import attention, attention_library
+from pyg_tiga.ops.library import Handle
+
+_OBJECTIVES = ("time", "memory", "balanced")
+
+
+def additive_attention(
+    relation: Relation,
+    value: Tensor,  # [N_src, H, C]
+    alpha_src: Tensor,  # [N_src, H]
+    alpha_dst: Tensor,  # [N_dst, H]
+    *,
+    edge_term: Tensor | None = None,  # [E, H]
+    loop_term: Tensor | None = None,  # [L, H]
+    negative_slope: float = 0.2,
+    self_loops: bool = False,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,  # [1]
+    edge_mask: Tensor | None = None,  # [E]
+    size: Size = None,
+    flow: str = "source_to_target",
+    objective: str = "time",
+) -> Tensor:
+    r"""Average source values by a softmax of additive scores, as GAT does.
+
+    .. math::
+        \mathbf{y}_i = \sum_{e = (j \to i)} \mathrm{softmax}_i(s)_e \, \mathbf{v}_j,
+        \qquad s_e = \mathrm{LeakyReLU}(\alpha^{src}_j + \alpha^{dst}_i + t_e)
+
+    From `"Graph Attention Networks" <https://arxiv.org/abs/1710.10903>`_.
+
+    Args:
+        relation: Which source sends to which destination; see
+            :mod:`pyg_tiga.functional`.
+        value: Source values ``[N_src, H, C]``.
+        alpha_src: Source part of the scores, ``[N_src, H]``.
+        alpha_dst: Destination part of the scores, ``[N_dst, H]``.
+        edge_term: Added to the scores of edges, ``[E, H]`` in the relation's own order.
+        loop_term: Added to those of the implicit loops, ``[L, H]``.
+        negative_slope: Slope of the LeakyReLU below 0, of any sign.
+        self_loops: Give each of the first L = min(N_src, N_dst) nodes one loop, in
+            place of those that are stored.
+        dropout: Probability of dropping a weight; the others are scaled.
+        seed: One int64 on the device, which with the edge's id and the head decides
+            what is dropped. Drawn from the device's generator if absent.
+        edge_mask: Which edges take part, ``[E]`` bool.
+        size: ``(N_src, N_dst)`` of a plain ``edge_index``.
+        flow: As in PyG, for a plain ``edge_index``.
+        objective: ``"time"``, or ``"memory"``: keep less for the backward, which then
+            walks the edges once more.
+
+    Returns:
+        ``[N_dst, H, C]``; rows without edges are 0.
+
+    Raises:
+        ValueError: A shape, size, device, option or index that does not fit.
+    """
+    size = (value.size(0), alpha_dst.size(0)) if size is None else size
+    related = relation_for_ops(relation, value.size(0), size, flow)
+    options, seed = _options(
+        related, value, negative_slope, self_loops, dropout, seed, objective
+    )
+    _check(related, value, alpha_src, alpha_dst)
+    terms = (edge_term, loop_term)
+    _check_terms(related, options, value, terms, edge_mask)
+    inputs = (value, alpha_src, alpha_dst, *terms)
+    if isinstance(related, Handle):
+        return attention_library.additive(
+            related, inputs, edge_mask, seed, options, objective
+        )
+    call = attention.Call(related, options, edge_mask, seed, objective)
+    return attention.additive(call, *inputs, out_dtype=_promoted(inputs))
+
+
+def gat_attention(
+    relation: Relation,
+    x_src: Tensor,  # [N_src, H, C]
+    x_dst: Tensor | None,  # [N_dst, H, C]
+    att_src: Tensor,  # [H, C]
+    att_dst: Tensor | None,  # [H, C]
+    *,
+    edge_term: Tensor | None = None,  # [E, H]
+    loop_term: Tensor | None = None,  # [L, H]
+    negative_slope: float = 0.2,
+    self_loops: bool = False,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,  # [1]
+    edge_mask: Tensor | None = None,  # [E]
+    size: Size = None,
+    flow: str = "source_to_target",
+    objective: str = "time",
+) -> Tensor:
+    r"""GAT's attention: :func:`additive_attention` with the scores of projected nodes.
+
+    .. math::
+        \alpha^{src}_j = \langle \mathbf{x}_j, \mathbf{a}_{src} \rangle, \qquad
+        \alpha^{dst}_i = \langle \mathbf{x}_i, \mathbf{a}_{dst} \rangle
+
+    Args:
+        relation: See :mod:`pyg_tiga.functional`.
+        x_src: Projected sources ``[N_src, H, C]``, which are the values.
+        x_dst: Projected destinations ``[N_dst, H, C]``; may be the same tensor. Without
+            them their part of the scores is 0.
+        att_src: ``[H, C]``.
+        att_dst: ``[H, C]``.
+        edge_term: As in :func:`additive_attention`, and so are all that follow.
+        loop_term: Likewise.
+        negative_slope: Likewise.
+        self_loops: Likewise.
+        dropout: Likewise.
+        seed: Likewise.
+        edge_mask: Likewise.
+        size: Likewise.
+        flow: Likewise.
+        objective: Likewise.
+
+    Returns:
+        ``[N_dst, H, C]``.
+
+    Raises:
+        ValueError: A shape, size, device, option or index that does not fit.
+    """
+    if size is None and x_dst is not None:
+        size = (x_src.size(0), x_dst.size(0))
+    related = relation_for_ops(relation, x_src.size(0), size, flow)
+    options, seed = _options(
+        related, x_src, negative_slope, self_loops, dropout, seed, objective
+    )
+    terms = (edge_term, loop_term)
+    _check_terms(related, options, x_src, terms, edge_mask)
+    if x_dst is not None and x_dst.size(0) != related.num_dst:
+        raise ValueError(
+            f"'x_dst' must have num_dst = {related.num_dst} rows (got "
+            f"{list(x_dst.shape)})"
+        )
+    out_dtype = _promoted((x_src, att_src, *terms))
+    if isinstance(related, Handle):
+        alphas = attention.gat_scores(related.num_dst, x_src, x_dst, att_src, att_dst)
+        inputs = (x_src, *alphas, *terms)
+        return attention_library.additive(
+            related, inputs, edge_mask, seed, options, objective
+        )
+    call = attention.Call(related, options, edge_mask, seed, objective)
+    return attention.gat(call, x_src, x_dst, att_src, att_dst, *terms, out_dtype)
+
+
+def additive_attention_weights(
+    relation: Relation,
+    alpha_src: Tensor,  # [N_src, H]
+    alpha_dst: Tensor,  # [N_dst, H]
+    *,
+    edge_term: Tensor | None = None,  # [E, H]
+    loop_term: Tensor | None = None,  # [L, H]
+    negative_slope: float = 0.2,
+    self_loops: bool = False,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,  # [1]
+    edge_mask: Tensor | None = None,  # [E]
+    size: Size = None,
+    flow: str = "source_to_target",
+) -> tuple[Tensor, Tensor]:
+    """The weights of :func:`additive_attention` after dropout, differentiable.
+
+    Arguments are those of :func:`additive_attention`; the same seed drops the same
+    weights.
+
+    Returns:
+        ``[E, H]`` in the relation's own edge order, 0 for edges that take no part, and
+        ``[L, H]`` of the implicit loops.
+    """
+    size = (alpha_src.size(0), alpha_dst.size(0)) if size is None else size
+    graph = graph_of(relation, alpha_src.size(0), size, flow)
+    options, seed = _options(
+        graph, alpha_src, negative_slope, self_loops, dropout, seed, "time"
+    )
+    keep = None
+    if options.dropout > 0:
+        ids = graph.num_edges + options.num_loops
+        keep = kept(seed, ids, alpha_src.size(1), options.dropout)
+    return reference.attention_weights(
+        graph,
+        alpha_src,
+        alpha_dst,
+        edge_term=edge_term,
+        loop_term=loop_term,
+        negative_slope=options.scale,
+        num_loops=options.num_loops,
+        edge_mask=edge_mask,
+        keep=keep,
+        dropout=options.dropout,
+    )
+
+
+def _options(
+    related: Any,
+    x: Tensor,
+    negative_slope: float,
+    self_loops: bool,
+    dropout: float,
+    seed: Tensor | None,
+    objective: str,
+) -> tuple[Options, Tensor | None]:
+    if not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"'dropout' must be from 0 to 1 (got {dropout})")
+    if objective not in _OBJECTIVES:
+        allowed = ", ".join(map(repr, _OBJECTIVES))
+        raise ValueError(f"'objective' must be one of {allowed} (got {objective!r})")
+    if dropout == 0:
+        seed = None
+    elif seed is None:
+        seed = torch.randint(2**62, (1,), device=x.device)
+    elif seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != x.device:
+        raise ValueError(
+            f"'seed' must be one int64 on {x.device} (got {seed.dtype} of shape "
+            f"{list(seed.shape)} on {seed.device})"
+        )
+    num_loops = min(related.num_src, related.num_dst) if self_loops else 0
+    return Options(float(negative_slope), num_loops, float(dropout)), seed
+
+
+def _check(related: Any, value: Tensor, alpha_src: Tensor, alpha_dst: Tensor) -> None:
+    if value.dim() != 3 or value.size(0) != related.num_src:
+        raise ValueError(
+            f"'value' must have shape [num_src, H, C] with num_src = "
+            f"{related.num_src} (got {list(value.shape)})"
+        )
+    heads = value.size(1)
+    for name, alpha, rows in (
+        ("alpha_src", alpha_src, related.num_src),
+        ("alpha_dst", alpha_dst, related.num_dst),
+    ):
+        _check_shape(name, alpha, (rows, heads), value)
+
+
+def _check_terms(
+    related: Any,
+    options: Options,
+    x: Tensor,
+    terms: tuple[Tensor | None, Tensor | None],
+    edge_mask: Tensor | None,
+) -> None:
+    if x.device != related.device:
+        raise ValueError(
+            f"features and the relation must be on one device (got {x.device} and "
+            f"{related.device})"
+        )
+    heads = x.size(1)
+    if terms[0] is not None:
+        _check_shape("edge_term", terms[0], (related.num_edges, heads), x)
+    if terms[1] is not None:
+        _check_shape("loop_term", terms[1], (options.num_loops, heads), x)
+    if edge_mask is not None:
+        _check_shape("edge_mask", edge_mask, (related.num_edges,), x)
+        if edge_mask.dtype != torch.bool:
+            raise ValueError(f"'edge_mask' must be bool (got {edge_mask.dtype})")
+
+
+def _check_shape(name: str, value: Tensor, shape: tuple[int, ...], x: Tensor) -> None:
+    if tuple(value.shape) != shape:
+        raise ValueError(
+            f"'{name}' must have shape {list(shape)} (got {list(value.shape)})"
+        )
+    if value.device != x.device:
+        raise ValueError(f"'{name}' must be on {x.device} (got {value.device})")
+
+
+def _promoted(parts: tuple[Tensor | None, ...]) -> torch.dtype:
+    dtypes = [part.dtype for part in parts if part is not None]
+    return functools.reduce(torch.promote_types, dtypes)

@@ -1,0 +1,96 @@
+"""Cases of `compile_matrix` for the edge-attention template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pyg_tiga.kernels import (
+    attention_columns,
+    attention_rows_backward,
+    attention_state,
+    edge_attention,
+    edge_sums,
+    node_scores,
+)
+from pyg_tiga.kernels.scores import SCORES
+
+# Types that do not follow from an argument's name.
+TYPES = {
+    "mask_ptr": "*u8",
+    "seed_ptr": "*i64",
+    "scale": "fp32",
+    "drop_p": "fp32",
+    "drop_factor": "fp32",
+    **dict.fromkeys(
+        (
+            "m_ptr",
+            "l_ptr",
+            "state_ptr",
+            "positive_sum_ptr",
+            "part_ptr",
+            "part_m_ptr",
+            "part_l_ptr",
+            "part_positive_ptr",
+            "part_sum_ptr",
+            "part_col_ptr",
+            "grad_row_ptr",
+            "grad_col_ptr",
+            "grad_term_ptr",
+            "grad_loop_term_ptr",
+            "grad_param_ptr",
+            "row_ptr",
+            "col_ptr",
+            "start_ptr",
+        ),
+        "*fp32",
+    ),
+}
+_TILE = {"BLOCK_H": 4, "BLOCK_C": 32}
+_WALK = {"BLOCK_R": 1, "BLOCK_E": 4, **_TILE, "BLOCK_K": 1}
+
+
+def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
+    """Every kernel of the template, plain and with all that it can take."""
+    for full in (False, True):
+        edges = {
+            "SPLIT": True,
+            "HAS_TERM": full,
+            "HAS_LOOP_TERM": full,
+            "HAS_MASK": full,
+            "HAS_PERM": True,
+            "SELF_LOOPS": True,
+            "DROPOUT": full,
+        }
+        flags = {**_score("load_row", "load_col", "score"), **edges}
+        kernel = edge_attention.attention_rows
+        yield make(kernel, {**flags, "SAVE_POSITIVE": full, **_WALK}, dtype, index)
+        flags |= _score("vjp_col", "vjp_term")
+        flags |= dict.fromkeys(
+            ("GRAD_TERM", "GRAD_LOOP_TERM", "ATT_SRC", "ATT_DST"), full
+        )
+        yield make(attention_columns.attention_columns, {**flags, **_WALK}, dtype, index)
+    flags = {**_score("load_row", "load_col", "score", "vjp_row", "vjp_param"), **edges}
+    kernel = attention_rows_backward.attention_rows_backward
+    yield make(kernel, {**flags, "HAS_PARAM": True, **_WALK}, dtype, index)
+    yield from _around(make, dtype, index)
+
+
+def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
+    """Merges, sums, and what runs once per node."""
+    flags = {"SAVE_POSITIVE": True, "BLOCK_P": 8, **_TILE}
+    yield make(edge_attention.attention_merge, flags, dtype, index)
+    flags = {"ATT_SRC": True, "ATT_DST": True, "BLOCK_P": 8, **_TILE, "BLOCK_K": 1}
+    yield make(attention_columns.columns_merge, flags, dtype, index)
+    flags = {"HAS_POSITIVE": True, "BLOCK_N": 8, **_TILE}
+    yield make(attention_state.attention_prepare, flags, dtype, index, 2)
+    blocks = {"BLOCK_R": 4, "BLOCK_E": 32, "BLOCK_W": 4}
+    flags = {"SPLIT": True, "HAS_START": True, **blocks}
+    yield make(edge_sums.edge_sums, flags, "fp32", index)
+    flags = {"SECOND": True, "BLOCK_N": 8, **_TILE}
+    yield make(node_scores.node_scores, flags, dtype, index, 2)
+    yield make(node_scores.node_scores_backward, flags, dtype, index, 2)
+
+
+def _score(*names: str) -> dict[str, Any]:
+    return {name.upper(): getattr(SCORES["additive"], name) for name in names}
