@@ -1,8 +1,9 @@
 """Public functions on tensors and relations.
 
 A relation is anything that says which source sends to which destination: a
-:class:`pyg_tiga.Graph`, a plain ``edge_index``, a PyG ``EdgeIndex`` or ``SparseTensor``,
-or a torch sparse tensor (the last three as PyG's ``adj_t``: rows are destinations).
+:class:`pyg_tiga.Graph`, a plain ``edge_index``, a PyG ``EdgeIndex`` or
+``SparseTensor``, or a torch sparse tensor (the last two as PyG's ``adj_t``: rows are
+destinations).
 """
 
 from pyg_tiga.functional.aggregation import plan_spmm, sddmm, spmm, spmm_csr

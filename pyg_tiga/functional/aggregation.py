@@ -38,7 +38,8 @@ def spmm(
     :func:`plan_spmm`. Half-precision inputs accumulate in float32.
 
     Args:
-        relation: Which source sends to which destination; see :mod:`pyg_tiga.functional`.
+        relation: Which source sends to which destination; see
+            :mod:`pyg_tiga.functional`.
         x: Source features ``[..., N_src, F]``, or ``[N_src]`` for one column.
         weight: Edge weights ``[E]`` in the relation's own edge order. Stored values of
             a sparse relation are used where none are given.
@@ -89,7 +90,8 @@ def sddmm(
         s_e = \sum_f a_{if} \, b_{jf} \quad \text{for } e = (j \to i)
 
     Args:
-        relation: Which source sends to which destination; see :mod:`pyg_tiga.functional`.
+        relation: Which source sends to which destination; see
+            :mod:`pyg_tiga.functional`.
         a: Destination features ``[N_dst, F]``.
         b: Source features ``[N_src, F]``.
         flow: As in PyG, for a plain ``edge_index``.
@@ -110,7 +112,9 @@ def sddmm(
             f"(got {list(a.shape)})"
         )
     if a.device != b.device:
-        raise ValueError(f"'a' and 'b' must be on one device (got {a.device}, {b.device})")
+        raise ValueError(
+            f"'a' and 'b' must be on one device (got {a.device} and {b.device})"
+        )
     return call.sddmm(related, a, b, "none")
 
 

@@ -1,8 +1,9 @@
 """Launching a kernel at little host cost.
 
-Triton's own launcher inspects every argument of every call, some 30 microseconds for our
-kernels. What it looks for changes between calls only with dtypes, strides and alignment of
-operands; a `Launcher` looks at these alone and then launches the compiled kernel.
+Triton's own launcher inspects every argument of every call, some 30 microseconds for
+our kernels. What it looks for changes between calls only with dtypes, strides and
+alignment of operands; a `Launcher` looks at these alone and then launches the compiled
+kernel.
 """
 
 from __future__ import annotations

@@ -98,9 +98,7 @@ def _sum(value: Tensor, index: Tensor, size: int) -> Tensor:
     return value.new_zeros(size, *value.shape[1:]).index_add_(0, index, value)
 
 
-ATTENTION = Implementation(
-    "scatter", "scatter", "edge_attention", Limits(), _forward
-)
+ATTENTION = Implementation("scatter", "scatter", "edge_attention", Limits(), _forward)
 ATTENTION_BACKWARD = Implementation(
     "scatter", "scatter", "edge_attention_backward", Limits(), _backward
 )

@@ -228,7 +228,9 @@ def _extremum_launches(
     if not items.num_hubs:
         return _Launches(walk, None)
     grid = (items.num_hubs, _slices(problem.features, _MERGE["BLOCK_F"]))
-    return _Launches(walk, Launcher(extremum_merge, grid, (), (*flags.values(), *_MERGE.values())))
+    return _Launches(
+        walk, Launcher(extremum_merge, grid, (), (*flags.values(), *_MERGE.values()))
+    )
 
 
 def _columns_launches(
@@ -265,9 +267,7 @@ def _walk(
         kernel,
         (_programs(rows, items, schedule), slices),
         (rows.num_rows, items.num_items, schedule.chunk),
-        tuple(
-            {"SPLIT": items.num_items > 0, **flags, **_blocks(schedule)}.values()
-        ),
+        tuple({"SPLIT": items.num_items > 0, **flags, **_blocks(schedule)}.values()),
         schedule.warps,
     )
 

@@ -2,9 +2,9 @@
 
 With g_i the gradient of row i, kept_e the dropout factor, t_e = kept_e <g_i, v_j> and
 delta_i = <g_i, out_i>, the gradient of a score is ds_e = w_e (t_e - delta_i).
-`attention_columns` walks the edges of each source: it gathers g_i and sums the gradients
-of v_j and of the source's operand. With `GRAD_TERM` it also writes those of the scores'
-terms, in the order of the grouping by destination (`slot`).
+`attention_columns` walks the edges of each source: it gathers g_i and sums the
+gradients of v_j and of the source's operand. With `GRAD_TERM` it also writes those of
+the scores' terms, in the order of the grouping by destination (`slot`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from pyg_tiga.kernels.attention_tile import (
 from pyg_tiga.kernels.units import load_units
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"]
+)
 def attention_columns(
     value_ptr,
     grad_ptr,

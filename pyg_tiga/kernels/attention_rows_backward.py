@@ -20,7 +20,9 @@ from pyg_tiga.kernels.attention_tile import (
 from pyg_tiga.kernels.units import load_units
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"]
+)
 def attention_rows_backward(
     value_ptr,
     grad_ptr,

@@ -14,14 +14,16 @@ ROUNDS = tl.constexpr(7)
 def dropout_factor(seed, edge_id, o_h, p, factor):
     """`factor` (1 / (1 - p)) where an edge and head are kept, 0 where dropped: [E, H].
 
-    The counter is (edge id in 64 bits, head): every kernel that meets the edge draws the
-    same number, whatever the grouping and the tile.
+    The counter is (edge id in 64 bits, head): every kernel that meets the edge draws
+    the same number, whatever the grouping and the tile.
     """
     low = (edge_id & 0xFFFFFFFF).to(tl.uint32)[:, None]
     high = (edge_id >> 32).to(tl.uint32)[:, None]
     head = o_h.to(tl.uint32)[None, :]
     zero = (low + head) * 0
-    random, _, _, _ = tl.philox(seed, low + zero, high + zero, head + zero, zero, ROUNDS)
+    random, _, _, _ = tl.philox(
+        seed, low + zero, high + zero, head + zero, zero, ROUNDS
+    )
     uniform = (random >> 8).to(tl.float32) * (1.0 / 16777216.0)
     return tl.where(uniform >= p, factor, 0.0)
 

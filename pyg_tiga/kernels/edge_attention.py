@@ -1,14 +1,15 @@
 """Edge attention by destination: softmax over incoming edges, whatever the score.
 
-out_i = sum over edges (j -> i) of w_ij v_j with w the softmax of the scores. The kernels
-take a score as functions (`scores.Score`). Each program walks `BLOCK_R` units (short
-rows, or pieces of long ones) and keeps, per head, the running maximum m, the sum l of
-exp(s - m) and the weighted sum of values. Self-loops are not stored: a row starts from
-its diagonal term, and stored i -> i edges are skipped.
+out_i = sum over edges (j -> i) of w_ij v_j with w the softmax of the scores. The
+kernels take a score as functions (`scores.Score`). Each program walks `BLOCK_R` units
+(short rows, or pieces of long ones) and keeps, per head, the running maximum m, the sum
+l of exp(s - m) and the weighted sum of values. Self-loops are not stored: a row starts
+from its diagonal term, and stored i -> i edges are skipped.
 
 `SAVE_POSITIVE` also accumulates P = sum of w v and p = sum of w over the edges with
-positive `aux`, from which the additive score's backward knows the destination's gradient
-without another pass over the edges (the softmax's derivatives sum to 0 in each row).
+positive `aux`, from which the additive score's backward knows the destination's
+gradient without another pass over the edges (the softmax's derivatives sum to 0 in each
+row).
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from pyg_tiga.kernels.units import load_units
 
 @triton.jit
 def _safe(m):
-    """A maximum to subtract: 0 where nothing was seen, so that -inf - -inf is not NaN."""
+    """A maximum to subtract: 0 where nothing was seen, as -inf - -inf is NaN."""
     return tl.where(m == float("-inf"), 0.0, m)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_items", "chunk", "num_loops", "num_edges"]
+)
 def attention_rows(
     value_ptr,
     out_ptr,

@@ -43,7 +43,9 @@ def edge_sums(
         # [BLOCK_R, BLOCK_E]
         o_e = (start + step)[:, None] + tl.arange(0, BLOCK_E)[None, :]
         m_e = o_e < end[:, None]
-        p_value = value_ptr + (o_e.to(tl.int64) * width)[:, :, None] + o_w[None, None, :]
+        p_value = (
+            value_ptr + (o_e.to(tl.int64) * width)[:, :, None] + o_w[None, None, :]
+        )
         acc += tl.load(p_value, mask=m_e[:, :, None] & m_w[None, None, :], other=0.0)
     total = tl.sum(acc, axis=1)  # [BLOCK_R, BLOCK_W]
     m_out = m_row[:, None] & m_w[None, :]

@@ -1,4 +1,4 @@
-"""Scores of nodes, <x_n, att> per head, and the gradient of `att`: each one read of x."""
+"""Scores of nodes, <x_n, att> per head, and the gradient of `att`: a read of x each."""
 
 from __future__ import annotations
 

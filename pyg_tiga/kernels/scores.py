@@ -1,13 +1,13 @@
 """Scores of the edge-attention template, each a small set of jit functions.
 
-A score sees operands of the two ends of an edge, `row` (destination) and `col` (source),
-of shape [X, H, K] with X = 1 for the end that is held and X = E for the other, an
-additive term [E, H] (0 where there is none) and one number, `scale`. It says
+A score sees operands of the two ends of an edge, `row` (destination) and `col`
+(source), of shape [X, H, K] with X = 1 for the end that is held and X = E for the
+other, an additive term [E, H] (0 where there is none) and one number, `scale`. It says
 
 * `load_row`, `load_col`: how operands are read;
 * `score`: the score [E, H] and what its gradients need, `aux` [E, H];
-* `vjp_row`, `vjp_col`, `vjp_param`, `vjp_term`: from the gradient of the score [E, H] to
-  those of the operands and of a parameter, [E, H, K], and of the term, [E, H].
+* `vjp_row`, `vjp_col`, `vjp_param`, `vjp_term`: from the gradient of the score [E, H]
+  to those of the operands and of a parameter, [E, H, K], and of the term, [E, H].
 
 Everything else (tile loops, long rows, softmax, dropout, self-loops) is the template's.
 """

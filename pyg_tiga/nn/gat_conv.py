@@ -8,11 +8,7 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
-from torch_geometric.utils import (
-    add_self_loops,
-    is_torch_sparse_tensor,
-    remove_self_loops,
-)
+from torch_geometric.utils import add_self_loops, remove_self_loops
 from torch_geometric.utils.sparse import set_sparse_value
 
 from pyg_tiga import functional
@@ -25,6 +21,7 @@ from pyg_tiga.nn._inputs import (
     for_functional,
     for_parent,
     is_edge_list,
+    is_matrix,
     is_sparse_tensor,
     node_counts,
 )
@@ -189,7 +186,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             reasons.append("'lin_edge' is not the plain Linear")
         if isinstance(edge_attr, Tensor) and edge_attr.dim() > 2:
             reasons.append(f"'edge_attr' has {edge_attr.dim()} dimensions")
-        if is_sparse_tensor(edge_index) or is_torch_sparse_tensor(edge_index):
+        if is_matrix(edge_index):
             reasons += self._matrix_reasons(edge_index, edge_attr, weights)
         return reasons
 
@@ -372,7 +369,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             out = out.mean(dim=1)
         if root is not None:
             out = out + root
-        bias = self._parameters["bias"]
+        bias = self.bias
         return out if bias is None else out + bias
 
 

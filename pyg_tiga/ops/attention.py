@@ -12,7 +12,11 @@ import torch
 from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
-from pyg_tiga.impls import scatter_attention, triton_attention
+from pyg_tiga.impls import (
+    scatter_attention,
+    triton_attention_backward,
+    triton_nodes,
+)
 from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
 from pyg_tiga.ops.bodies import find_plan, remember_plan
 from pyg_tiga.ops.eager import apply_function, wants_grad
@@ -32,9 +36,7 @@ class Call(NamedTuple):
     objective: str
 
 
-def attention_plan(
-    op: str, call: Call, value: Tensor, out_dtype: torch.dtype
-) -> Plan:
+def attention_plan(op: str, call: Call, value: Tensor, out_dtype: torch.dtype) -> Plan:
     """The plan of a forward or a backward."""
     heads, channels = value.size(1), value.size(2)
     options = (call.options.score, heads, call.objective)
@@ -46,11 +48,13 @@ def attention_plan(
 def keeps_positive(call: Call, value: Tensor) -> bool:
     """Whether the forward keeps P and p for the backward.
 
-    They cost an output-sized tensor; handing the scores' gradients over costs E H values
-    and keeps nothing. The cheaper one runs, except where memory is the objective.
+    They cost an output-sized tensor; handing the scores' gradients over costs E H
+    values and keeps nothing. The cheaper one runs, unless memory is the objective.
     """
     graph = call.graph
-    return call.objective != "memory" and graph.num_edges > graph.num_dst * value.size(2)
+    return call.objective != "memory" and graph.num_edges > graph.num_dst * value.size(
+        2
+    )
 
 
 def forward(
@@ -88,8 +92,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, state = ctx.saved_tensors[:5], State(*ctx.saved_tensors[5:])
-        call, needs = ctx.call, ctx.needs_input_grad
+        saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
+        inputs, state = saved[:5], State(*saved[5:])
         if torch.is_grad_enabled():
             return (*_twice(call, inputs, grad, needs), None, None)
         value, alpha_src, alpha_dst, term, loop_term = inputs
@@ -149,15 +153,21 @@ class _GatAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
-        x_src, x_dst, att_src, att_dst, alpha_src, alpha_dst, term, loop_term = saved[:8]
+        x_src, x_dst, att_src, att_dst, alpha_src, alpha_dst, term, loop_term = saved[
+            :8
+        ]
         if torch.is_grad_enabled():
             given = (x_src, x_src if ctx.same else x_dst, att_src, att_dst)
-            return (*_gat_twice(call, (*given, term, loop_term), grad, needs), None, None)
+            return (
+                *_gat_twice(call, (*given, term, loop_term), grad, needs),
+                None,
+                None,
+            )
         operands = Operands(
             x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
         )
         plan = attention_plan("edge_attention_backward", call, x_src, grad.dtype)
-        found = triton_attention.ATTENTION_BACKWARD.run(
+        found = triton_attention_backward.ATTENTION_BACKWARD.run(
             plan.problem,
             plan.schedule,
             call.graph,
@@ -170,10 +180,10 @@ class _GatAttention(torch.autograd.Function):
         )
         grad_dst = None
         second = found.row if ctx.same else None
-        grad_att = triton_attention.node_scores_backward(x_src, found.col, second)
+        grad_att = triton_nodes.node_scores_backward(x_src, found.col, second)
         grad_att_dst = grad_att[1] if ctx.same else None
         if x_dst is not None:
-            grad_att_dst = triton_attention.node_scores_backward(x_dst, found.row, None)[0]
+            grad_att_dst = triton_nodes.node_scores_backward(x_dst, found.row, None)[0]
             if needs[1]:
                 grad_dst = (found.row.unsqueeze(2) * att_dst).to(x_dst.dtype)
         return (
@@ -196,13 +206,11 @@ def _node_scores(
     att_dst: Tensor | None,
     same: bool,
 ) -> tuple[Tensor, Tensor]:
-    first, second = triton_attention.node_scores(
-        x_src, att_src, att_dst if same else None
-    )
+    first, second = triton_nodes.node_scores(x_src, att_src, att_dst if same else None)
     if x_dst is None or att_dst is None:
         second = first.new_zeros(call.graph.num_dst, first.size(1))
     elif not same:
-        second, _ = triton_attention.node_scores(x_dst, att_dst, None)
+        second, _ = triton_nodes.node_scores(x_dst, att_dst, None)
     return first, second
 
 
@@ -282,19 +290,27 @@ def _twice(
     call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again, by the reference."""
+    inputs = _aliased(inputs)
     return _differentiate(_reference(call, inputs), inputs, grad, needs)
 
 
 def _gat_twice(
     call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
+    same = inputs[1] is inputs[0]
+    inputs = _aliased(inputs)
     x_src, x_dst, att_src, att_dst, term, loop_term = inputs
+    # One tensor in two places: the first place gets the whole gradient.
+    x_dst = x_src if same else x_dst
     alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
     out = _reference(call, (x_src, *alphas, term, loop_term))
-    if x_dst is x_src:
-        # One tensor in two places: the first place gets the whole gradient.
-        inputs = (x_src, None, *inputs[2:])
+    inputs = (x_src, None if same else x_dst, *inputs[2:])
     return _differentiate(out, inputs, grad, needs)
+
+
+def _aliased(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Inputs whose gradients stop there, though one was computed from another."""
+    return tuple(None if x is None else x.view_as(x) for x in inputs)
 
 
 def _differentiate(

@@ -53,9 +53,7 @@ def _forward(
     relation = (layout, num_src, num_dst)
     call = _call(index, relation, mask, seed, slope, num_loops, dropout, objective)
     operands = Operands(value, alpha_dst, alpha_src, term, loop_term, mask, seed)
-    plan = attention.attention_plan(
-        "edge_attention", call, value, _out_dtype(operands)
-    )
+    plan = attention.attention_plan("edge_attention", call, value, _out_dtype(operands))
     state = plan.run(call.graph, operands, call.options, positive)
     nothing = value.new_empty(0)
     kept = state.positive is not None
@@ -131,7 +129,14 @@ backward_op = define("additive_attention_backward", _backward)
 
 
 @forward_op.register_fake
-def _(index, layout, num_src, num_dst, value, *rest):  # type: ignore[no-untyped-def]
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    value: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
     operands = Operands(value, rest[1], rest[0], rest[2], rest[3])
     positive = rest[-1]
     shape = (num_dst, value.size(1))
@@ -149,10 +154,20 @@ def _(index, layout, num_src, num_dst, value, *rest):  # type: ignore[no-untyped
 
 
 @backward_op.register_fake
-def _(index, layout, num_src, num_dst, grad, value, *rest):  # type: ignore[no-untyped-def]
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    value: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
     given = (rest[0], rest[1], rest[2], rest[3])
     found = [
-        value.new_empty(0) if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        value.new_empty(0)
+        if x is None
+        else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         for x in given
     ]
     return (value.new_empty(value.shape), *found)
@@ -199,11 +214,7 @@ def additive(
     objective: str,
 ) -> Tensor:
     """Additive edge attention as one node of a compiled graph."""
-    value = inputs[0]
-    positive = (
-        objective != "memory"
-        and relation.num_edges > relation.num_dst * value.size(2)
-        and torch.is_grad_enabled()
-    )
+    # To compare sizes would be a guard on them, and a new graph where it fails.
+    positive = False
     numbers = (options.scale, options.num_loops, options.dropout, objective)
     return forward_op(*relation.args(), *inputs, mask, seed, *numbers, positive)[0]

@@ -14,7 +14,6 @@ from pyg_tiga.problem import Problem
 from pyg_tiga.relation.csr import Grouping
 from pyg_tiga.relation.graph import Graph
 
-
 _NAMES = ("reduce", "normalize", "weighted", "ties")
 
 

@@ -6,6 +6,7 @@ from pyg_tiga.impls import (
     scatter,
     scatter_attention,
     triton_attention,
+    triton_attention_backward,
     triton_spmm,
     vendor,
 )
@@ -25,7 +26,7 @@ _CUDA: dict[str, tuple[Implementation, ...]] = {
     "sddmm": (triton_spmm.SDDMM, scatter.SDDMM),
     "edge_attention": (triton_attention.ATTENTION, scatter_attention.ATTENTION),
     "edge_attention_backward": (
-        triton_attention.ATTENTION_BACKWARD,
+        triton_attention_backward.ATTENTION_BACKWARD,
         scatter_attention.ATTENTION_BACKWARD,
     ),
 }
@@ -47,7 +48,7 @@ _CPU: dict[str, tuple[Implementation, ...]] = {
     "edge_attention": (scatter_attention.ATTENTION, triton_attention.ATTENTION),
     "edge_attention_backward": (
         scatter_attention.ATTENTION_BACKWARD,
-        triton_attention.ATTENTION_BACKWARD,
+        triton_attention_backward.ATTENTION_BACKWARD,
     ),
 }
 

@@ -69,7 +69,9 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
         flags |= dict.fromkeys(
             ("GRAD_TERM", "GRAD_LOOP_TERM", "ATT_SRC", "ATT_DST"), full
         )
-        yield make(attention_columns.attention_columns, {**flags, **_WALK}, dtype, index)
+        yield make(
+            attention_columns.attention_columns, {**flags, **_WALK}, dtype, index
+        )
     flags = {**_score("load_row", "load_col", "score", "vjp_row", "vjp_param"), **edges}
     kernel = attention_rows_backward.attention_rows_backward
     yield make(kernel, {**flags, "HAS_PARAM": True, **_WALK}, dtype, index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import torch_geometric.nn
 
@@ -16,6 +17,9 @@ LOOPED = testing.row("self_loops")
 EDGE_DIM = 3
 # What reaches the output through scores alone.
 SCORES = ("att_", "lin_edge", "edge_attr", "lin_dst", "x[1]")
+ignore_sparse_warnings = pytest.mark.filterwarnings(
+    "ignore:Sparse", "ignore:Converting sparse tensor", "ignore:.*invariant checks"
+)
 
 
 def pair_of_layers(*args, dtype=torch.float32, device="cpu", **kwargs):

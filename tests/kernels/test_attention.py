@@ -1,0 +1,327 @@
+"""The edge-attention template against the reference: interpreted on CPU, real on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyg_tiga import _philox, functional, planner, reference_attention
+from pyg_tiga.impls import triton_attention, triton_attention_backward
+from pyg_tiga.impls.attention_types import Operands, Options, Wanted
+from pyg_tiga.kernels import scores
+from pyg_tiga.ops.attention import Call, attention_plan
+from pyg_tiga.problem import Problem, Schedule
+from pyg_tiga.relation.graph import Graph
+from pyg_tiga.testing import (
+    ROWS,
+    Row,
+    assert_accurate,
+    assert_gradient_accurate,
+    make_case,
+    row,
+)
+
+NAMES = ("value", "alpha_src", "alpha_dst", "edge_term", "loop_term")
+HUBS = ("hub_row", "hub_column", "self_loops", "power_law")
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Only our kernels, with hubs of the rows longer than a piece."""
+    from pyg_tiga.planner import dispatch
+
+    chosen = Schedule(rows=2, edges=4, slice=16, warps=1, chunk=64)
+    monkeypatch.setattr(dispatch, "default_schedule", lambda problem: chosen)
+    dispatch._plan.cache_clear()
+    with planner.pin("triton"):
+        yield
+    dispatch._plan.cache_clear()
+
+
+def _inputs(
+    problem: Row, heads: int, channels: int, device: torch.device, terms: bool
+) -> tuple[Graph, dict[str, Tensor], Tensor]:
+    """A relation, operands in float64 rounded to float32, and a cotangent."""
+    case = make_case(problem, torch.float32, device)
+    graph = case.graph()
+    generator = torch.Generator().manual_seed(3)
+    loops = min(graph.num_src, graph.num_dst)
+    shapes = {
+        "value": (graph.num_src, heads, channels),
+        "alpha_src": (graph.num_src, heads),
+        "alpha_dst": (graph.num_dst, heads),
+    }
+    if terms:
+        shapes |= {"edge_term": (graph.num_edges, heads), "loop_term": (loops, heads)}
+    drawn = {
+        name: torch.randn(shape, generator=generator).to(device)
+        for name, shape in shapes.items()
+    }
+    grad = torch.randn(graph.num_dst, heads, channels, generator=generator)
+    return graph, drawn, grad.to(device)
+
+
+def _run(
+    call: Any, graph: Graph, drawn: dict[str, Tensor], grad: Tensor, **options: Any
+) -> list[Tensor]:
+    leaves = {name: x.clone().requires_grad_() for name, x in drawn.items()}
+    operands = [leaves[name] for name in NAMES[:3]]
+    terms = {name: leaves[name] for name in NAMES[3:] if name in leaves}
+    out = call(graph, *operands, **terms, **options)
+    out = out[0] if isinstance(out, tuple) else out
+    grads = torch.autograd.grad(
+        out, list(leaves.values()), grad.to(out.dtype), allow_unused=True
+    )
+    found = [
+        torch.zeros_like(x) if g is None else g
+        for x, g in zip(drawn.values(), grads, strict=True)
+    ]
+    return [out.detach(), *found]
+
+
+def _check(
+    graph: Graph, drawn: dict[str, Tensor], grad: Tensor, **options: Any
+) -> None:
+    """Hold a call and its gradients to the formula in float64."""
+    found = _run(functional.additive_attention, graph, drawn, grad, **options)
+    given = dict(options)
+    given.pop("objective", None)
+    loops = min(graph.num_src, graph.num_dst) if given.pop("self_loops", False) else 0
+    seed, p = given.pop("seed", None), given.get("dropout", 0.0)
+    if seed is not None:
+        ids = graph.num_edges + loops
+        given["keep"] = _philox.kept(seed, ids, drawn["value"].size(1), p)
+    given["num_loops"] = loops
+    reference = reference_attention.additive_attention
+    plain = _run(reference, graph, drawn, grad, **given)
+    double = {name: x.double() for name, x in drawn.items()}
+    truth = _run(reference, graph, double, grad.double(), **given)
+    assert_accurate(found[0], plain[0], truth[0])
+    # Gradients of scores cancel within a row: their errors are those of the terms.
+    scale = max((float(t.abs().max()) for t in truth if t.numel()), default=0.0)
+    for name, got, want in zip(drawn, found[1:], truth[1:], strict=True):
+        error = float((got.double() - want).abs().max()) if got.numel() else 0.0
+        assert error <= 1e-5 * max(scale, 1.0), name
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("problem", ROWS, ids=str)
+def test_every_row(problem: Row, objective: str, device: torch.device) -> None:
+    drawn = _inputs(problem, 2, 4, device, terms=False)
+    _check(*drawn, self_loops=problem.square, objective=objective)
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (3, 5), (1, 16), (8, 4), (2, 33), (5, 1)])
+def test_heads_and_channels_of_any_size(
+    shape: tuple[int, int], device: torch.device
+) -> None:
+    _check(*_inputs(row("power_law"), *shape, device, terms=False), self_loops=True)
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("slope", [0.2, 0.0, -0.5, 1.5])
+@pytest.mark.parametrize("name", HUBS)
+def test_terms_and_slopes(
+    name: str, slope: float, objective: str, device: torch.device
+) -> None:
+    graph, drawn, grad = _inputs(row(name), 2, 4, device, terms=True)
+    _check(
+        graph,
+        drawn,
+        grad,
+        self_loops=True,
+        negative_slope=slope,
+        objective=objective,
+    )
+    del drawn["loop_term"]
+    _check(graph, drawn, grad, negative_slope=slope, objective=objective)
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+@pytest.mark.parametrize("name", HUBS)
+def test_dropout_and_masks(
+    name: str, p: float, objective: str, device: torch.device
+) -> None:
+    graph, drawn, grad = _inputs(row(name), 3, 4, device, terms=True)
+    mask = torch.rand(graph.num_edges, device=device) < 0.7
+    seed = torch.tensor([2**40 + 17], device=device)
+    _check(
+        graph,
+        drawn,
+        grad,
+        self_loops=True,
+        dropout=p,
+        seed=seed,
+        edge_mask=mask,
+        objective=objective,
+    )
+
+
+def test_positive_sums_and_handed_over_gradients_agree(device: torch.device) -> None:
+    """Mean degrees on both sides of the number of channels take both forms."""
+    for channels in (2, 32):
+        graph, drawn, grad = _inputs(row("power_law"), 2, channels, device, terms=False)
+        _check(graph, drawn, grad, self_loops=True)
+
+
+def test_gradient_at_zero_pre_activation_is_the_slope(device: torch.device) -> None:
+    graph, drawn, grad = _inputs(row("unsorted"), 2, 4, device, terms=False)
+    drawn["alpha_src"].zero_()
+    drawn["alpha_dst"].zero_()
+    for objective in ("time", "memory"):
+        _check(graph, drawn, grad, self_loops=True, objective=objective)
+
+
+@pytest.mark.parametrize("objective", ["time", "memory"])
+def test_bit_identical_over_ten_runs(objective: str, device: torch.device) -> None:
+    graph, drawn, grad = _inputs(row("hub_row"), 2, 4, device, terms=True)
+    seed = torch.tensor([5], device=device)
+    options = {"self_loops": True, "dropout": 0.4, "seed": seed, "objective": objective}
+    call = functional.additive_attention
+    runs = [_run(call, graph, drawn, grad, **options) for _ in range(10)]
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+
+
+def test_large_scores_keep_their_digits(device: torch.device) -> None:
+    graph, drawn, grad = _inputs(row("hub_row"), 2, 4, device, terms=False)
+    drawn["alpha_src"] += 3000.0
+    _check(graph, drawn, grad, self_loops=True)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("channels", [2, 32])
+def test_gat_attention_with_fused_scores(
+    same: bool, channels: int, device: torch.device
+) -> None:
+    """The op that computes the scores itself equals the composition."""
+    case = make_case(row("power_law"), torch.float32, device)
+    graph = case.graph()
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device)
+
+    x, other = draw(40, 3, channels), draw(40, 3, channels)
+    att_src, att_dst, grad = draw(3, channels), draw(3, channels), draw(40, 3, channels)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, other, att_src, att_dst)]
+        a, b, s, d = leaves
+        b = a if same else b
+        if dtype == torch.float32:
+            out = functional.gat_attention(graph, a, b, s, d, self_loops=True)
+        else:
+            scores_of = ((a * s).sum(-1), (b * d).sum(-1))
+            out, _, _ = reference_attention.additive_attention(
+                graph, a, *scores_of, num_loops=40
+            )
+        wanted = (a, s, d) if same else (a, b, s, d)
+        grads = torch.autograd.grad(out, wanted, grad.to(dtype))
+        results.append([out, *grads])
+    for got, truth in zip(*results, strict=True):
+        error = (got.double() - truth).abs().max() / truth.abs().max()
+        assert float(error) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_values(dtype: torch.dtype, device: torch.device) -> None:
+    graph, drawn, grad = _inputs(row("power_law"), 2, 8, device, terms=False)
+    drawn["value"] = drawn["value"].to(dtype)
+    call, reference = (
+        functional.additive_attention,
+        reference_attention.additive_attention,
+    )
+    found = _run(call, graph, drawn, grad, self_loops=True)
+    plain = _run(reference, graph, drawn, grad, num_loops=40)
+    double = {name: x.double() for name, x in drawn.items()}
+    truth = _run(reference, graph, double, grad.double(), num_loops=40)
+    assert found[0].dtype == torch.float32
+    assert found[1].dtype == dtype
+    assert_accurate(found[0], plain[0], truth[0])
+    assert_gradient_accurate(found[1], plain[1], truth[1])
+
+
+@triton.jit
+def _dot_score(row, col, term, scale):
+    s = tl.sum(row * col, axis=2) * scale + term
+    return s, s
+
+
+@triton.jit
+def _dot_vjp_row(grad, row, col, aux, scale):
+    return tl.expand_dims(grad * scale, 2) * col
+
+
+@triton.jit
+def _dot_vjp_col(grad, row, col, aux, scale):
+    return tl.expand_dims(grad * scale, 2) * row
+
+
+DOT = scores.Score(
+    scores.load_operand,
+    scores.load_operand,
+    _dot_score,
+    _dot_vjp_row,
+    _dot_vjp_col,
+    scores.no_vjp,
+    scores.same_vjp,
+)
+
+
+def test_a_dot_product_needs_only_a_score(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(scores.SCORES, "dot", DOT)
+    case = make_case(row("hub_row"), torch.float32, device)
+    graph = case.graph()
+    generator = torch.Generator().manual_seed(1)
+    shape = (40, 2, 8)
+    query, key, value, grad = (
+        torch.randn(shape, generator=generator).to(device) for _ in range(4)
+    )
+    scale = 8**-0.5
+    call = Call(graph, Options(scale, score="dot"), None, None, "memory")
+    plans = [
+        attention_plan(op, call, value, torch.float32)
+        for op in ("edge_attention", "edge_attention_backward")
+    ]
+    operands = Operands(value, query, key)
+    state = plans[0].run(graph, operands, call.options, False)
+    found = plans[1].run(graph, grad, operands, call.options, state, Wanted(term=True))
+    leaves = [t.double().requires_grad_() for t in (query, key, value)]
+    out = _dot_attention(case.edge_index, *leaves, scale)
+    truth = torch.autograd.grad(out, leaves, grad.double())
+    pairs = zip(
+        (state.out, found.row, found.col, found.value), (out, *truth), strict=True
+    )
+    for got, want in pairs:
+        assert float((got.double() - want).abs().max()) < 1e-5
+
+
+def _dot_attention(
+    edge_index: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> Tensor:
+    src, dst = edge_index
+    s = (query[dst] * key[src]).sum(-1) * scale  # [E, H]
+    power = (s - s.max()).exp()
+    total = power.new_zeros(query.shape[:2]).index_add(0, dst, power)
+    weight = power / total[dst]
+    return torch.zeros_like(value).index_add(0, dst, weight.unsqueeze(-1) * value[src])
+
+
+def test_problems_of_attention_name_their_form() -> None:
+    graph = make_case(row("unsorted")).graph()
+    call = Call(graph, Options(0.2), None, None, "time")
+    plan = attention_plan("edge_attention", call, torch.zeros(24, 2, 4), torch.float32)
+    assert isinstance(plan.problem, Problem)
+    assert "additive, 2 heads" in plan.explain()
+    assert plan.implementation is triton_attention.ATTENTION
+    assert triton_attention_backward.ATTENTION_BACKWARD.why_not(plan.problem)
