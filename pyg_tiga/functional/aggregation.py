@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
-from pyg_tiga.ops import bodies
+from pyg_tiga.ops import bodies, transformed
 from pyg_tiga.ops.eager import EAGER
 from pyg_tiga.ops.library import LIBRARY, Handle
+from pyg_tiga.ops.transformed import TRANSFORMED
 from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
 
@@ -65,7 +66,7 @@ def spmm(
         return out.squeeze(1)
     _check_options(reduce, ties)
     related = relation_for_ops(relation, x.size(-2), size, flow)
-    call: Any = LIBRARY if isinstance(related, Handle) else EAGER
+    call = _road(related)
     weight = related.value if weight is None else weight
     _check_operands(related, x, weight)
     if x.dim() == 2:
@@ -104,7 +105,7 @@ def sddmm(
     """
     size = (b.size(0), a.size(0))
     related = relation_for_ops(relation, b.size(-2), size, flow)
-    call: Any = LIBRARY if isinstance(related, Handle) else EAGER
+    call = _road(related)
     _check_operands(related, b, None)
     if a.dim() != 2 or a.size(0) != related.num_dst or a.size(1) != b.size(1):
         raise ValueError(
@@ -170,6 +171,13 @@ def _aggregate(
         return call.extremum(related, x, reduce, ties)
     graph = related.graph() if isinstance(related, Handle) else related
     return bodies.weighted_extremum(graph, x, weight, reduce, ties)
+
+
+def _road(related: Any) -> Any:
+    """The functions to call on a relation."""
+    if isinstance(related, Handle):
+        return LIBRARY
+    return TRANSFORMED if transformed.is_active() else EAGER
 
 
 def _check_options(reduce: str, ties: str) -> None:

@@ -12,7 +12,7 @@ from pyg_tiga import reference_attention as reference
 from pyg_tiga._philox import kept
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.ops import attention, attention_library
+from pyg_tiga.ops import attention, attention_library, transformed
 from pyg_tiga.ops.library import Handle
 
 _OBJECTIVES = ("time", "memory", "balanced")
@@ -83,6 +83,8 @@ def additive_attention(
             related, inputs, edge_mask, seed, options, objective
         )
     call = attention.Call(related, options, edge_mask, seed, objective)
+    if transformed.is_active():
+        return attention.by_reference(call, inputs)
     return attention.additive(call, *inputs, out_dtype=_promoted(inputs))
 
 
@@ -148,13 +150,16 @@ def gat_attention(
             f"{list(x_dst.shape)})"
         )
     out_dtype = _promoted((x_src, att_src, *terms))
-    if isinstance(related, Handle):
+    is_compiled = isinstance(related, Handle)
+    call = attention.Call(related, options, edge_mask, seed, objective)
+    if is_compiled or transformed.is_active():
         alphas = attention.gat_scores(related.num_dst, x_src, x_dst, att_src, att_dst)
         inputs = (x_src, *alphas, *terms)
+        if not is_compiled:
+            return attention.by_reference(call, inputs)
         return attention_library.additive(
             related, inputs, edge_mask, seed, options, objective
         )
-    call = attention.Call(related, options, edge_mask, seed, objective)
     return attention.gat(call, x_src, x_dst, att_src, att_dst, *terms, out_dtype)
 
 

@@ -266,7 +266,13 @@ def gat_scores(
     return alpha_src, (x_dst * att_dst).sum(-1)
 
 
-def _reference(call: Call, inputs: tuple[Any, ...]) -> Tensor:
+def by_reference(call: Call, inputs: tuple[Any, ...]) -> Tensor:
+    """The plain formula, which can be differentiated and transformed at will.
+
+    Args:
+        call: The call.
+        inputs: Values, source and destination scores, edge and loop terms.
+    """
     value, alpha_src, alpha_dst, term, loop_term = inputs
     operands = Operands(
         value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
@@ -291,7 +297,7 @@ def _twice(
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again, by the reference."""
     inputs = _aliased(inputs)
-    return _differentiate(_reference(call, inputs), inputs, grad, needs)
+    return _differentiate(by_reference(call, inputs), inputs, grad, needs)
 
 
 def _gat_twice(
@@ -303,7 +309,7 @@ def _gat_twice(
     # One tensor in two places: the first place gets the whole gradient.
     x_dst = x_src if same else x_dst
     alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
-    out = _reference(call, (x_src, *alphas, term, loop_term))
+    out = by_reference(call, (x_src, *alphas, term, loop_term))
     inputs = (x_src, None if same else x_dst, *inputs[2:])
     return _differentiate(out, inputs, grad, needs)
 

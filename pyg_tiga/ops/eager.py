@@ -14,16 +14,13 @@ from pyg_tiga.relation.graph import Graph
 class _Spmm(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor | None, graph: Graph, normalize: str
+        ctx: Any, x: Tensor, weight: Tensor | None, graph: Graph, normalize: str
     ) -> Tensor:
+        ctx.graph, ctx.normalize = graph, normalize
+        wants_x, wants_weight = ctx.needs_input_grad[:2]
+        ctx.x_dtype = x.dtype if wants_x else None
+        ctx.save_for_backward(x if wants_weight else None, weight)
         return bodies.spmm(graph, x, weight, normalize)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, ctx.graph, ctx.normalize = inputs
-        weighted = weight is not None and ctx.needs_input_grad[1]
-        ctx.x_dtype = x.dtype if ctx.needs_input_grad[0] else None
-        ctx.save_for_backward(x if weighted else None, weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -36,13 +33,12 @@ class _Spmm(torch.autograd.Function):
 
 class _Sddmm(torch.autograd.Function):
     @staticmethod
-    def forward(a: Tensor, b: Tensor, graph: Graph, normalize: str) -> Tensor:
-        return bodies.sddmm(graph, a, b, normalize)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        a, b, ctx.graph, ctx.normalize = inputs
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, graph: Graph, normalize: str
+    ) -> Tensor:
+        ctx.graph, ctx.normalize = graph, normalize
         ctx.save_for_backward(a, b)
+        return bodies.sddmm(graph, a, b, normalize)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -55,28 +51,17 @@ class _Sddmm(torch.autograd.Function):
 
 class _Extremum(torch.autograd.Function):
     @staticmethod
-    def forward(
-        x: Tensor, graph: Graph, reduce: str, ties: str
-    ) -> tuple[Tensor, Tensor]:
-        return bodies.spmm_extremum(graph, x, reduce, ties)
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
-    ) -> None:
-        x, ctx.graph, _, ctx.ties = inputs
-        out, aux = output
-        ctx.mark_non_differentiable(aux)
-        ctx.set_materialize_grads(False)
+    def forward(ctx: Any, x: Tensor, graph: Graph, reduce: str, ties: str) -> Tensor:
+        out, aux = bodies.spmm_extremum(graph, x, reduce, ties)
+        ctx.graph, ctx.ties = graph, ties
         # The first winner is known by its place: neither x nor out is needed again.
         nothing = x.new_empty(0)
-        split = ctx.ties == "split"
+        split = ties == "split"
         ctx.save_for_backward(x if split else nothing, out if split else nothing, aux)
+        return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-        if grad is None:
-            return None, None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x = EAGER.extremum_backward(ctx.graph, grad, *ctx.saved_tensors, ctx.ties)
         return grad_x, None, None, None
 
@@ -84,38 +69,44 @@ class _Extremum(torch.autograd.Function):
 class _ExtremumBackward(torch.autograd.Function):
     @staticmethod
     def forward(
-        grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, graph: Graph, ties: str
+        ctx: Any,
+        grad: Tensor,
+        x: Tensor,
+        out: Tensor,
+        aux: Tensor,
+        graph: Graph,
+        ties: str,
     ) -> Tensor:
+        ctx.graph, ctx.ties = graph, ties
+        ctx.save_for_backward(x, out, aux)
         return bodies.spmm_extremum_backward(graph, grad, x, out, aux, ties)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, x, out, aux, ctx.graph, ctx.ties = inputs
-        ctx.save_for_backward(x, out, aux)
-
-    @staticmethod
     def backward(ctx: Any, value: Tensor) -> tuple[Tensor | None, ...]:
-        selected = EAGER.extremum_select(ctx.graph, value, *ctx.saved_tensors, ctx.ties)
+        call = EAGER.extremum_select
+        selected = call(ctx.graph, value, *ctx.saved_tensors, ctx.ties)
         return selected, None, None, None, None, None
 
 
 class _ExtremumSelect(torch.autograd.Function):
     @staticmethod
     def forward(
-        value: Tensor, x: Tensor, out: Tensor, aux: Tensor, graph: Graph, ties: str
+        ctx: Any,
+        value: Tensor,
+        x: Tensor,
+        out: Tensor,
+        aux: Tensor,
+        graph: Graph,
+        ties: str,
     ) -> Tensor:
+        ctx.graph, ctx.ties = graph, ties
+        ctx.save_for_backward(x, out, aux)
         return bodies.spmm_extremum_select(graph, value, x, out, aux, ties)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, x, out, aux, ctx.graph, ctx.ties = inputs
-        ctx.save_for_backward(x, out, aux)
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_value = EAGER.extremum_backward(
-            ctx.graph, grad, *ctx.saved_tensors, ctx.ties
-        )
+        call = EAGER.extremum_backward
+        grad_value = call(ctx.graph, grad, *ctx.saved_tensors, ctx.ties)
         return grad_value, None, None, None, None, None
 
 
@@ -139,7 +130,7 @@ class _Eager:
     @staticmethod
     def extremum(relation: Graph, x: Tensor, reduce: str, ties: str) -> Tensor:
         if wants_grad(x):
-            return apply_function(_Extremum, x, relation, reduce, ties)[0]
+            return apply_function(_Extremum, x, relation, reduce, ties)
         return bodies.spmm_extremum(relation, x, reduce, "none")[0]
 
     @staticmethod
@@ -163,13 +154,10 @@ EAGER = _Eager()
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """`function.apply(*args)`, without what only functional transforms need.
+    """`function.apply(*args)`, without its preparations for functional transforms.
 
-    To fill in defaults for them, PyTorch inspects the signature of `forward` at every
-    call, which costs as much as all the rest of ours.
+    Calls under `torch.func` do not come here: they run the reference (`functional`).
     """
-    if torch._C._are_functorch_transforms_active():
-        return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 
 from pyg_tiga.errors import UnsupportedError, log_fallback
@@ -14,7 +13,8 @@ from pyg_tiga.planner.schedule.defaults import default_schedule
 from pyg_tiga.planner.table import candidates
 from pyg_tiga.problem import Problem
 
-_pinned: ContextVar[str | None] = ContextVar("pyg_tiga_pinned", default=None)
+# Not a context variable: backward passes run in threads of autograd's own.
+_pinned: str | None = None
 
 
 @contextmanager
@@ -22,21 +22,22 @@ def pin(name: str | None) -> Iterator[None]:
     """Within the context, run only implementations of this name or family.
 
     Operations that have none of that name follow the table. An operation whose pinned
-    implementations cannot run the problem raises.
+    implementations cannot run the problem raises. A pin holds in all threads.
 
     Raises:
         UnsupportedError: When a plan is made that the pinned implementation refuses.
     """
-    token = _pinned.set(name)
+    global _pinned
+    before, _pinned = _pinned, name
     try:
         yield
     finally:
-        _pinned.reset(token)
+        _pinned = before
 
 
 def pinned() -> str | None:
     """The name that :func:`pin` holds, if any."""
-    return _pinned.get()
+    return _pinned
 
 
 def plan(problem: Problem) -> Plan:
@@ -45,7 +46,7 @@ def plan(problem: Problem) -> Plan:
     Raises:
         UnsupportedError: No implementation can run it; lists every reason of each.
     """
-    return _plan(problem, _pinned.get())
+    return _plan(problem, _pinned)
 
 
 @lru_cache(maxsize=4096)

@@ -52,13 +52,16 @@ def test_a_feature_changed_before_backward_is_noticed(case: Case) -> None:
         out.sum().backward()
 
 
-def test_functional_gradients(case: Case) -> None:
+def test_functional_gradients_and_batches(case: Case) -> None:
     def loss(x: Tensor) -> Tensor:
         return functional.spmm(case.edge_index, x, reduce="mean").square().sum()
 
     x = case.x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(x), x)
     torch.testing.assert_close(torch.func.grad(loss)(case.x), expected)
+    batch = torch.stack([case.x, 2 * case.x])
+    mapped = torch.func.vmap(lambda x: functional.spmm(case.edge_index, x))(batch)
+    torch.testing.assert_close(mapped, functional.spmm(case.edge_index, batch))
 
 
 def test_mixed_precision_weights_promote(case: Case) -> None:
