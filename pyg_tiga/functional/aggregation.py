@@ -9,6 +9,8 @@ from torch import Tensor
 
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
 from pyg_tiga.ops import bodies, transformed
+from pyg_tiga.ops.aggregate_linear import Maps
+from pyg_tiga.ops.aggregate_linear import aggregate_linear as run_aggregate_linear
 from pyg_tiga.ops.eager import EAGER
 from pyg_tiga.ops.library import LIBRARY, Handle
 from pyg_tiga.ops.transformed import TRANSFORMED
@@ -76,6 +78,26 @@ def spmm(
     wide = x.movedim(-2, 0).reshape(x.size(-2), -1)
     out = _aggregate(call, related, wide, weight, reduce, ties)
     return out.view(out.size(0), *lead, x.size(-1)).movedim(0, -2).contiguous()
+
+
+def aggregate_linear(
+    relation: Relation,
+    x: Tensor,  # [N_src, F_in]
+    x_dst: Tensor | None,  # [N_dst, F_dst]
+    maps: Maps,
+    reduce: str,
+    size: Size,
+    flow: str,
+) -> Tensor:
+    """A sum or mean and the linear maps behind it, for layers that checked their input.
+
+    Eager calls only; all operands are matrices of one dtype.
+
+    Returns:
+        ``[N_dst, F_out]``.
+    """
+    graph = graph_of(relation, x.size(0), size, flow)
+    return run_aggregate_linear(graph, x, x_dst, maps, _SUMS[reduce])
 
 
 def sddmm(

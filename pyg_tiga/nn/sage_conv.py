@@ -12,22 +12,32 @@ from torch_geometric.nn.aggr import Aggregation
 from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from pyg_tiga import _features, functional
+from pyg_tiga.functional.aggregation import Maps, aggregate_linear
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._inputs import (
     check_device,
     check_features,
     for_functional,
     for_parent,
+    is_edge_list,
     is_matrix,
     node_counts,
     parent_ties,
     takes_segments,
 )
 from pyg_tiga.nn._linear import is_plain, transform_first
+from pyg_tiga.relation.graph import Graph
 
 __all__ = ["SAGEConv"]
 
 _LINEAR_REDUCTIONS = ("sum", "add", "mean")
+
+
+def _has_values(edges: Any) -> bool:
+    """Whether a relation weights its edges: matrices do, and some graphs."""
+    if isinstance(edges, Graph):
+        return edges.value is not None
+    return not is_edge_list(edges)
 
 
 class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
@@ -182,12 +192,19 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
     ) -> Tensor:
         """Aggregate and transform, in the cheaper order."""
         lin_l = self._modules["lin_l"]
+        edges = for_functional(edge_index)
         is_linear = self.aggr in _LINEAR_REDUCTIONS
         first = is_linear and transform_first(lin_l, x_src, edge_index, counts)
+        if is_linear and not first:
+            maps = self._maps(x_src, x_dst, edges)
+            if maps is not None:
+                return aggregate_linear(
+                    edges, x_src, x_dst, maps, self.aggr, counts, self.flow
+                )
         if first:
             x_src = F.linear(x_src, lin_l._parameters["weight"])
         aggregate = functional.spmm(
-            for_functional(edge_index),
+            edges,
             x_src,
             None,
             self.aggr,
@@ -198,6 +215,24 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         if first:
             return self._combine_transformed(aggregate, x_dst)
         return self._combine(aggregate, x_dst)
+
+    def _maps(self, x_src: Tensor, x_dst: Tensor | None, edges: Any) -> Maps | None:
+        """The maps behind the aggregate, where they can run in one step with it."""
+        if torch.compiler.is_compiling() or x_src.dim() != 2 or _has_values(edges):
+            return None
+        modules = self._modules
+        lin_l, right = modules["lin_l"], None
+        if self.root_weight and x_dst is not None:
+            lin_r = modules["lin_r"]
+            if x_dst.dim() != 2 or x_dst.dtype != x_src.dtype or not is_plain(lin_r):
+                return None
+            right = lin_r._parameters["weight"]
+        if not is_plain(lin_l) or torch.is_autocast_enabled(x_src.device.type):
+            return None
+        left = lin_l._parameters
+        if left["weight"].dtype != x_src.dtype:
+            return None
+        return Maps(left["weight"], left["bias"], right)
 
     def _ties(self, edge_index: Adj, x: Tensor) -> str:
         # By segments it is torch_scatter that reduces, and the first of equals wins.
@@ -211,20 +246,10 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         x_dst: Tensor | None,  # [*, N_dst, F_in]
     ) -> Tensor:
         """Add ``lin_l`` of the aggregate and ``lin_r`` of the destinations."""
-        modules = self._modules
-        lin_l = modules["lin_l"]
+        out = self._modules["lin_l"](aggregate)  # [*, N_dst, F_out]
         if not self.root_weight or x_dst is None:
-            return lin_l(aggregate)  # [*, N_dst, F_out]
-        lin_r = modules["lin_r"]
-        is_matrix = aggregate.dim() == x_dst.dim() == 2
-        if not (is_matrix and is_plain(lin_l) and is_plain(lin_r)):
-            return lin_l(aggregate) + lin_r(x_dst)
-        left, right = lin_l._parameters, lin_r._parameters["weight"]
-        out = F.linear(aggregate, left["weight"], left["bias"])  # [N_dst, F_out]
-        # Types differ under autocast, which casts for products but not in place.
-        if out.dtype == x_dst.dtype == right.dtype:
-            return out.addmm_(x_dst, right.t())
-        return out + F.linear(x_dst, right)
+            return out
+        return out + self._modules["lin_r"](x_dst)
 
     def _combine_transformed(
         self,

@@ -33,9 +33,7 @@ class _Spmm(torch.autograd.Function):
 
 class _Sddmm(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, b: Tensor, graph: Graph, normalize: str
-    ) -> Tensor:
+    def forward(ctx: Any, a: Tensor, b: Tensor, graph: Graph, normalize: str) -> Tensor:
         ctx.graph, ctx.normalize = graph, normalize
         ctx.save_for_backward(a, b)
         return bodies.sddmm(graph, a, b, normalize)

@@ -1,4 +1,4 @@
-"""The road of `torch.func` transforms: the reference, which composes with all of them."""
+"""The road of `torch.func` transforms: the reference, which composes with them."""
 
 from __future__ import annotations
 

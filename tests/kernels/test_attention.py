@@ -1,4 +1,4 @@
-"""The edge-attention template against the reference: interpreted on CPU, real on CUDA."""
+"""The edge-attention template against the reference, interpreted or on a GPU."""
 
 from __future__ import annotations
 
