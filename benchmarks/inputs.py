@@ -149,6 +149,10 @@ def phase_runner(
     def back(i: int) -> Results:
         place = i, measure.stream_id()
         if place not in held:
+            # A graph of another stream would keep the leaves' nodes there, where a
+            # capture on this one may not wait for them.
+            for other in [key for key in held if key[1] != place[1]]:
+                del held[other]
             held[place] = forward(i)
         out = held[place]
         found = torch.autograd.grad(out, leaves(i), grad[i], retain_graph=True)

@@ -58,4 +58,6 @@ def additive_attention(
     """The edge kernels of a GATConv alone, with its defaults: [N, H, C]."""
     from pyg_tiga import functional
 
-    return functional.additive_attention(edge_index, value, alpha_src, alpha_dst)
+    return functional.additive_attention(
+        edge_index, value, alpha_src, alpha_dst, self_loops=True
+    )

@@ -76,13 +76,23 @@ class Launcher:
         self._runners: dict[Any, Any] = {}
 
     def __call__(
-        self, tensors: tuple[Tensor, ...], widths: tuple[Any, ...] = ()
+        self,
+        tensors: tuple[Tensor, ...],
+        widths: tuple[Any, ...] = (),
+        varying: tuple[Tensor, ...] | None = None,
     ) -> None:
-        """Launch on the current stream of the tensors' device."""
+        """Launch on the current stream of the tensors' device.
+
+        Args:
+            tensors: Pointers.
+            widths: Numbers that the kernel specialises on.
+            varying: Those of the tensors that are not the same ones at every call of
+                this launcher; all, if absent.
+        """
         index = tensors[0].get_device()
         addresses = 0
         dtypes = []
-        for tensor in tensors:
+        for tensor in tensors if varying is None else varying:
             addresses |= tensor.data_ptr()
             dtypes.append(tensor.dtype)
         sizes, constants = self._arguments
@@ -105,7 +115,11 @@ class Launcher:
         sizes, constants = self._arguments
         arguments = (*tensors, *sizes, *widths, *constants)
         usual = key[0] >= 0 and self._is_small and addresses % _ALIGNMENT == 0
-        shared = (id(self._kernel), constants, self._warps, key)
+        for tensor in tensors:
+            addresses |= tensor.data_ptr()
+        usual = usual and addresses % _ALIGNMENT == 0
+        dtypes = tuple([tensor.dtype for tensor in tensors])
+        shared = (id(self._kernel), constants, self._warps, key[:2], dtypes)
         compiled = _compiled.get(shared) if usual else None
         with on_device(tensors[0].device):
             if compiled is not None:

@@ -64,19 +64,22 @@ def _spmm(
         }
         launches = _spmm_launches(problem, schedule, rows, items, flags)
         graph.scratch[problem] = launches
+    weight = x if weight is None else _ordered(rows, weight)
     tensors = (
         x,
         out,
         partial,
         rows.ptr,
         rows.index,
-        x if weight is None else _ordered(rows, weight),
+        weight,
         x if row_scale is None else row_scale,
         x if col_scale is None else col_scale,
         items.row,
         items.start,
     )
-    launches.walk(tensors, (features, x.stride(0), out.stride(0)))
+    # All others belong to the relation.
+    varying = (x, out, partial, weight)
+    launches.walk(tensors, (features, x.stride(0), out.stride(0)), varying)
     if launches.merge is not None:
         _merge_sums(launches.merge, items, partial, out, row_scale)
     return out

@@ -22,15 +22,17 @@ def _spmm(
     x: Tensor,  # [N_src, F]
     weight: Tensor | None,  # [E]
 ) -> Tensor:
-    rows, dtype = graph.rows(), problem.out_dtype
-    real = torch.float64 if dtype == torch.float64 else torch.float32
+    rows = graph.rows()
+    real = torch.float64 if problem.out_dtype == torch.float64 else torch.float32
+    # cuSPARSE adds up bfloat16 in bfloat16.
+    dtype = real if problem.device == "cuda" else problem.out_dtype
     x = x.to(dtype)
     if problem.normalize == "src":
         x = (x * graph.columns().degree_inv(real).unsqueeze(1)).to(dtype)
     out = _multiply(_csr(graph, weight, dtype), x, "sum")
     if problem.normalize == "dst":
         out = out.mul_(rows.degree_inv(real).unsqueeze(1))
-    return out
+    return out.to(problem.out_dtype)
 
 
 def _spmm_extremum(

@@ -37,6 +37,15 @@ def is_plain(
     )
 
 
+def reads_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether two maps take the same input, so that one check serves both."""
+    return (
+        type(one) is type(other) is Linear
+        and one.in_channels == other.in_channels > 0
+        and one._parameters["weight"].dtype == other._parameters["weight"].dtype
+    )
+
+
 def transform_first(
     lin: torch.nn.Module,
     x: Tensor,  # [*, N_src, F_in]
@@ -51,12 +60,12 @@ def transform_first(
     first layer), a map in front needs the transposed aggregation in the backward, which
     a map behind does not. All costs are in elements moved.
     """
+    if type(lin) is not Linear or lin.out_channels >= lin.in_channels:
+        return False
     if not is_plain(lin):
         return False
     weight = lin._parameters["weight"]
     wide, narrow = weight.size(1), weight.size(0)
-    if narrow >= wide:
-        return False
     trains = torch.is_grad_enabled()
     wide_passes = 2 if trains and x.requires_grad else 1
     narrow_passes = 2 if trains and (x.requires_grad or weight.requires_grad) else 1

@@ -25,7 +25,7 @@ from pyg_tiga.nn._inputs import (
     parent_ties,
     takes_segments,
 )
-from pyg_tiga.nn._linear import is_plain, transform_first
+from pyg_tiga.nn._linear import is_plain, reads_alike, transform_first
 from pyg_tiga.relation.graph import Graph
 
 __all__ = ["SAGEConv"]
@@ -169,9 +169,10 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
         modules = self._modules
         projects = self.project and "lin" in modules
-        check_features("x", x_src, modules["lin" if projects else "lin_l"])
+        first = modules["lin" if projects else "lin_l"]
+        check_features("x", x_src, first)
         rooted = self.root_weight and x_dst is not None
-        if rooted:
+        if rooted and (x_dst is not x_src or not reads_alike(first, modules["lin_r"])):
             name = "x" if x_dst is x_src else "x[1]"
             check_features(name, x_dst, modules["lin_r"])
         check_device("x", x_src, edge_index)
@@ -218,7 +219,12 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
 
     def _maps(self, x_src: Tensor, x_dst: Tensor | None, edges: Any) -> Maps | None:
         """The maps behind the aggregate, where they can run in one step with it."""
-        if torch.compiler.is_compiling() or x_src.dim() != 2 or _has_values(edges):
+        if (
+            x_src.dim() != 2
+            or torch._C._is_any_autocast_enabled()
+            or torch.compiler.is_compiling()
+            or _has_values(edges)
+        ):
             return None
         modules = self._modules
         lin_l, right = modules["lin_l"], None
@@ -227,7 +233,7 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
             if x_dst.dim() != 2 or x_dst.dtype != x_src.dtype or not is_plain(lin_r):
                 return None
             right = lin_r._parameters["weight"]
-        if not is_plain(lin_l) or torch.is_autocast_enabled(x_src.device.type):
+        if not is_plain(lin_l):
             return None
         left = lin_l._parameters
         if left["weight"].dtype != x_src.dtype:

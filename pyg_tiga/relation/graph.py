@@ -171,6 +171,8 @@ class Graph:
         graph = entry.views.get(dst_end)
         if graph is None:
             graph = entry.views[dst_end] = cls(entry.edges, dst_end)
+            # Every backward asks for it.
+            entry.views.setdefault(1 - dst_end, graph.reverse())
         return graph
 
     def handle(self) -> Handle:

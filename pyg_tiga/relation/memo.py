@@ -11,6 +11,9 @@ Edits that PyTorch does not count, through `.data`, a shared NumPy array, or ano
 
 from __future__ import annotations
 
+from typing import Any
+from weakref import ref
+
 import torch
 from torch import Tensor
 from torch_geometric.typing import SparseTensor
@@ -51,7 +54,57 @@ def relation_of(
         ValueError: Its shape is wrong, or an index is out of range.
         RuntimeError: It is not known, and a CUDA graph is being captured.
     """
-    return Graph.from_handle(*handle_of(edge_index, num_src, num_dst, flow))
+    global _recent
+    request = (num_src, num_dst, flow)
+    known = _recent
+    if known is not None:
+        graph = known.find(edge_index, request)
+        if graph is not None:
+            return graph
+    graph = Graph.from_handle(*handle_of(edge_index, num_src, num_dst, flow))
+    if type(edge_index) is Tensor and not edge_index.is_inference():
+        _recent = _Recent(edge_index, request, graph)
+    return graph
+
+
+class _Recent:
+    """The last answer, for the next layer of a model: the same object, unedited.
+
+    It keeps nothing alive. The graph does keep the storage, so that while it lives the
+    address stands for that storage.
+    """
+
+    __slots__ = ("_form", "_graph", "_request", "_tensor")
+
+    def __init__(
+        self, edge_index: Tensor, request: tuple[int, int, str], graph: Graph
+    ) -> None:
+        self._tensor = ref(edge_index)
+        self._form = _form(edge_index)
+        self._request = request
+        self._graph = ref(graph)
+
+    def find(self, edge_index: Tensor, request: tuple[int, int, str]) -> Graph | None:
+        """The graph, if the question is the same."""
+        if (
+            self._tensor() is edge_index
+            and self._request == request
+            and self._form == _form(edge_index)
+        ):
+            return self._graph()
+        return None
+
+
+def _form(edge_index: Tensor) -> tuple[Any, ...]:
+    return (
+        edge_index._version,
+        edge_index.data_ptr(),
+        edge_index.shape,
+        edge_index.stride(),
+    )
+
+
+_recent: _Recent | None = None
 
 
 def relation_of_adj(adj_t: Tensor | SparseTensor) -> Graph:
@@ -78,6 +131,8 @@ def forget(edge_index: Tensor | SparseTensor | Graph) -> None:
     Needed after an edit that PyTorch does not count (through `.data` or a shared NumPy
     array). What a captured CUDA graph reads stays alive.
     """
+    global _recent
+    _recent = None
     if isinstance(edge_index, Graph):
         CACHE.forget(edge_index.handle()[0])
     elif isinstance(edge_index, SparseTensor) or edge_index.layout != torch.strided:
@@ -88,4 +143,6 @@ def forget(edge_index: Tensor | SparseTensor | Graph) -> None:
 
 def clear() -> None:
     """Drop all entries of the memo."""
+    global _recent
+    _recent = None
     CACHE.clear()
