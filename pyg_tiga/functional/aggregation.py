@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
+from pyg_tiga.functional.relations import (
+    Relation,
+    Size,
+    graph_of,
+    is_traced,
+    relation_for_ops,
+)
 from pyg_tiga.ops import bodies, transformed
 from pyg_tiga.ops.aggregate_linear import Maps
 from pyg_tiga.ops.aggregate_linear import aggregate_linear as run_aggregate_linear
@@ -61,6 +67,12 @@ def spmm(
         TypeError: A relation or operand of the wrong type.
         UnsupportedError: A pinned implementation refuses the problem.
     """
+    _check_dense("x", x)
+    if weight is not None:
+        _check_dense("weight", weight)
+    if reduce == "mean" and not (x.is_floating_point() or x.is_complex()):
+        # As PyTorch divides integers.
+        x = x.to(torch.get_default_dtype())
     if x.dim() == 1:
         out = spmm(
             relation, x.unsqueeze(1), weight, reduce, size=size, flow=flow, ties=ties
@@ -161,7 +173,11 @@ def spmm_csr(
     Raises:
         ValueError: Malformed pointers, or an index outside of [0, N_src).
     """
-    return spmm(Graph.from_csr(crow, col, num_src=x.size(-2)), x, val)
+    _check_dense("x", x)
+    num_src = x.size(0) if x.dim() == 1 else x.size(-2)
+    if is_traced(crow):
+        return spmm(Handle([crow, col], "csr", num_src, crow.size(0) - 1), x, val)
+    return spmm(Graph.from_csr(crow, col, num_src=num_src), x, val)
 
 
 def plan_spmm(
@@ -176,6 +192,8 @@ def plan_spmm(
 ) -> Plan:
     """The plan that :func:`spmm` would run, without running it."""
     _check_options(reduce, ties)
+    _check_dense("x", x)
+    x = x.unsqueeze(1) if x.dim() == 1 else x
     graph = graph_of(relation, x.size(-2), size, flow)
     weight = graph.value if weight is None else weight
     if reduce in _SUMS:
@@ -193,6 +211,13 @@ def _aggregate(
         return call.extremum(related, x, reduce, ties)
     graph = related.graph() if isinstance(related, Handle) else related
     return bodies.weighted_extremum(graph, x, weight, reduce, ties)
+
+
+def _check_dense(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        raise TypeError(f"'{name}' must be a dense tensor (got {type(value).__name__})")
+    if value.dim() == 0:
+        raise ValueError(f"'{name}' must have at least one dimension (got none)")
 
 
 def _road(related: Any) -> Any:

@@ -29,6 +29,22 @@ def is_sparse_tensor(edge_index: Any) -> bool:
     return isinstance(edge_index, SparseTensor)
 
 
+def pair_of(x: Any) -> tuple[Any, Any]:
+    """Features of sources and destinations, of what a layer is called with.
+
+    Raises:
+        ValueError: It is neither a tensor nor a pair.
+    """
+    if isinstance(x, Tensor):
+        return x, x
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
+        raise ValueError(
+            f"'x' must be a tensor or a pair (sources, destinations or None) (got "
+            f"{type(x).__name__})"
+        )
+    return x[0], x[1]
+
+
 def is_matrix(edge_index: Any) -> bool:
     """Whether the edges come as a sparse matrix, whose rows are destinations."""
     if isinstance(edge_index, Tensor):
@@ -84,6 +100,8 @@ def node_counts(
     Raises:
         ValueError: The kind, shape or dtype of ``edge_index``, or sizes that differ.
     """
+    if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
+        raise ValueError(f"'size' must be a pair of node counts (got {size!r})")
     if is_edge_list(edge_index):
         return _edge_list_counts(edge_index, x_src, x_dst, size, flow)
     if isinstance(edge_index, Graph):

@@ -12,6 +12,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from torch_geometric.utils.sparse import set_sparse_value
 
 from pyg_tiga import functional
+from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
 from pyg_tiga.nn._inputs import (
@@ -24,6 +25,7 @@ from pyg_tiga.nn._inputs import (
     is_matrix,
     is_sparse_tensor,
     node_counts,
+    pair_of,
 )
 from pyg_tiga.relation.graph import Graph
 
@@ -160,7 +162,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         used_attr = None if self._modules.get("lin_edge") is None else edge_attr
         reasons = self._reasons(edge_index, used_attr, return_attention_weights)
         if not reasons:
-            pair = (x, x) if isinstance(x, Tensor) else tuple(x)
+            pair = pair_of(x)
             counts = self._check(pair, edge_index, used_attr, size)
             reasons = self._size_reasons(pair, counts, size)
         if reasons:
@@ -187,6 +189,8 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         if isinstance(edge_attr, Tensor) and edge_attr.dim() > 2:
             reasons.append(f"'edge_attr' has {edge_attr.dim()} dimensions")
         if is_matrix(edge_index):
+            if is_traced(edge_index):
+                reasons.append("a sparse matrix under a tracer")
             reasons += self._matrix_reasons(edge_index, edge_attr, weights)
         return reasons
 

@@ -13,6 +13,7 @@ from torch_geometric.typing import Adj, OptPairTensor, Size
 
 from pyg_tiga import _features, functional
 from pyg_tiga.functional.aggregation import Maps, aggregate_linear
+from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._inputs import (
     check_device,
@@ -22,6 +23,7 @@ from pyg_tiga.nn._inputs import (
     is_edge_list,
     is_matrix,
     node_counts,
+    pair_of,
     parent_ties,
     takes_segments,
 )
@@ -135,7 +137,7 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
                 self._note_parent(reasons)
             return super().forward(x, *for_parent(edge_index, size))
 
-        x_src, x_dst = (x, x) if isinstance(x, Tensor) else x
+        x_src, x_dst = pair_of(x)
         counts = self._check(x_src, x_dst, edge_index, size)
         if self.project and "lin" in self._modules:
             x_src = self.lin(x_src).relu()
@@ -149,8 +151,11 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
     def _reasons(self, edge_index: Adj) -> list[str]:
         """Reasons for the parent's path, with those that lie in the edges."""
         reasons = self._parent_reasons()
-        if not self.fuse and not reasons and is_matrix(edge_index):
-            reasons.append("fuse=False with a sparse matrix")
+        if not reasons and is_matrix(edge_index):
+            if not self.fuse:
+                reasons.append("fuse=False with a sparse matrix")
+            elif is_traced(edge_index):
+                reasons.append("a sparse matrix under a tracer")
         if (
             self.aggr in ("max", "min")
             and not reasons
@@ -195,7 +200,11 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         lin_l = self._modules["lin_l"]
         edges = for_functional(edge_index)
         is_linear = self.aggr in _LINEAR_REDUCTIONS
-        first = is_linear and transform_first(lin_l, x_src, edge_index, counts)
+        first = (
+            is_linear
+            and (self._is_rooted(x_src, x_dst) or not torch.is_grad_enabled())
+            and transform_first(lin_l, x_src, edge_index, counts)
+        )
         if is_linear and not first:
             maps = self._maps(x_src, x_dst, edges)
             if maps is not None:
@@ -217,12 +226,20 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
             return self._combine_transformed(aggregate, x_dst)
         return self._combine(aggregate, x_dst)
 
+    def _is_rooted(self, x_src: Tensor, x_dst: Tensor | None) -> bool:
+        """Whether every source also enters the output as a root.
+
+        Of others, a NaN that no edge reads must not reach the gradient of the map, as
+        it would if the map came first.
+        """
+        return self.root_weight and x_dst is x_src
+
     def _maps(self, x_src: Tensor, x_dst: Tensor | None, edges: Any) -> Maps | None:
         """The maps behind the aggregate, where they can run in one step with it."""
         if (
             x_src.dim() != 2
             or torch._C._is_any_autocast_enabled()
-            or torch.compiler.is_compiling()
+            or is_traced(x_src)
             or _has_values(edges)
         ):
             return None

@@ -33,8 +33,8 @@ class Names:
         argument = ("num_src", "num_dst")[end == self.dst_end]
         return (
             f"the {what} index {value} at {place}, but there are {size} {what} nodes "
-            f"(valid: 0 to {size - 1}). Correct the index, or pass a larger "
-            f"'{argument}'"
+            f"(valid: 0 to {size - 1}). Correct the index, or state more "
+            f"nodes ('{argument}' of a graph, 'size' of a layer or function)"
         )
 
 

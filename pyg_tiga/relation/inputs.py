@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
@@ -40,6 +41,9 @@ def plain(edge_index: Tensor) -> tuple[Tensor, str]:
         layout = COO if order is None else _BY[order.value]
         return _data_of(edge_index), layout
     require_tensor(edge_index, "edge_index")
+    if isinstance(edge_index, FakeTensor):
+        # It stands for a plain tensor; tracers do not see through a change of class.
+        return edge_index, COO
     return edge_index.as_subclass(Tensor), COO
 
 

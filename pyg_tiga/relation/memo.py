@@ -131,6 +131,11 @@ def forget(edge_index: Tensor | SparseTensor | Graph) -> None:
     Needed after an edit that PyTorch does not count (through `.data` or a shared NumPy
     array). What a captured CUDA graph reads stays alive.
     """
+    if not isinstance(edge_index, (Graph, Tensor, SparseTensor)):
+        raise TypeError(
+            f"'edge_index' must be a tensor, a 'SparseTensor' or a 'pyg_tiga.Graph' "
+            f"(got {type(edge_index).__name__})"
+        )
     global _recent
     _recent = None
     if isinstance(edge_index, Graph):

@@ -1,0 +1,75 @@
+"""Errors about arguments name the argument and what was got."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pyg_tiga as tg
+from pyg_tiga import functional
+from pyg_tiga.nn import GATConv, SAGEConv
+
+X = torch.randn(3, 4)
+EDGES = torch.tensor([[0, 1], [1, 2]])
+
+
+@pytest.mark.parametrize("relation", [None, [[0], [1]], "edges"])
+def test_relation_of_the_wrong_type(relation):
+    with pytest.raises(TypeError, match="'relation' must be"):
+        functional.spmm(relation, X)
+
+
+@pytest.mark.parametrize("x", [None, [[1.0]], X.to_sparse()])
+def test_features_of_the_wrong_type(x):
+    with pytest.raises(TypeError, match="'x' must be a dense tensor"):
+        functional.spmm(EDGES, x)
+
+
+def test_an_option_in_the_place_of_the_weight():
+    with pytest.raises(TypeError, match="'weight' must be a dense tensor"):
+        functional.spmm(EDGES, X, "mean")
+
+
+def test_features_without_dimensions():
+    with pytest.raises(ValueError, match="'x' must have at least one dimension"):
+        functional.spmm(EDGES, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("size", [(3,), 3, (3, 3, 3)])
+def test_size_of_the_wrong_form(size):
+    with pytest.raises(ValueError, match="'size' must be a pair"):
+        functional.spmm(EDGES, X, size=size)
+    with pytest.raises(ValueError, match="'size' must be a pair"):
+        SAGEConv(4, 2)(X, EDGES, size=size)
+
+
+@pytest.mark.parametrize("layer", [SAGEConv(4, 2), GATConv(4, 2)])
+@pytest.mark.parametrize("x", [None, (X,), (X, X, X), [[1.0]]])
+def test_features_that_are_no_pair(layer, x):
+    with pytest.raises(ValueError, match="'x' must be a tensor or a pair"):
+        layer(x, EDGES)
+
+
+@pytest.mark.parametrize("thing", [None, [EDGES], 3])
+def test_forgetting_what_was_never_remembered(thing):
+    with pytest.raises(TypeError, match="'edge_index' must be"):
+        tg.forget(thing)
+
+
+def test_an_index_out_of_range_names_what_a_layer_takes():
+    with pytest.raises(ValueError, match="'size' of a layer"):
+        SAGEConv(4, 2)(X, torch.tensor([[0, 3], [1, 2]]))
+
+
+def test_one_column_may_be_a_vector():
+    crow, col = torch.tensor([0, 1, 2, 2]), torch.tensor([2, 0])
+    expected = torch.stack([X[2, 0], X[0, 0], torch.tensor(0.0)])
+    torch.testing.assert_close(tg.spmm_csr(crow, col, None, X[:, 0]), expected)
+    assert functional.plan_spmm(EDGES, X[:, 0]).problem.features == 1
+
+
+def test_the_mean_of_integers_is_a_fraction():
+    x = torch.tensor([[1], [2], [4]])
+    edges = torch.tensor([[0, 1], [2, 2]])
+    out = functional.spmm(edges, x, reduce="mean")
+    assert out[2].item() == 1.5
