@@ -11,6 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 REPEATS = 31
+MOST_ROUNDS = 8
 
 
 def side_by_side(*calls):
@@ -45,9 +46,13 @@ def test_building_costs_no_more_than_a_sort(monkeypatch, mode, num_nodes, num_ed
     def sort():
         torch.sort(edge_index[1], stable=True)
 
-    # A busy host shows in one round, a slow build in all.
-    rounds = [side_by_side(build, sort) for _ in range(3)]
-    assert any(built <= sorted_ for built, sorted_ in rounds), rounds
+    # A busy host shows in some rounds, a slow build in all.
+    rounds = []
+    for _ in range(MOST_ROUNDS):
+        rounds.append(side_by_side(build, sort))
+        if rounds[-1][0] <= rounds[-1][1]:
+            return
+    pytest.fail(f"(build, sort) in ms: {rounds}")
 
 
 def test_peak_memory_is_that_of_a_sort():
