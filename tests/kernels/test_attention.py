@@ -125,8 +125,10 @@ def test_heads_and_channels_of_any_size(
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
-@pytest.mark.parametrize("slope", [0.2, 0.0, -0.5, 1.5])
-@pytest.mark.parametrize("name", HUBS)
+@pytest.mark.parametrize(
+    ("name", "slope"),
+    [*((name, 0.2) for name in HUBS), *(("hub_row", s) for s in (0.0, -0.5, 1.5))],
+)
 def test_terms_and_slopes(
     name: str, slope: float, objective: str, device: torch.device
 ) -> None:
@@ -144,8 +146,9 @@ def test_terms_and_slopes(
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
-@pytest.mark.parametrize("p", [0.3, 1.0])
-@pytest.mark.parametrize("name", HUBS)
+@pytest.mark.parametrize(
+    ("name", "p"), [*((name, 0.3) for name in HUBS), ("hub_row", 1.0)]
+)
 def test_dropout_and_masks(
     name: str, p: float, objective: str, device: torch.device
 ) -> None:
