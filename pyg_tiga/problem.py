@@ -119,3 +119,8 @@ class Schedule:
             f"rows={self.rows} edges={self.edges} slice={self.slice} "
             f"warps={self.warps} chunk={self.chunk} prescale={self.prescale}"
         )
+
+
+def power_of_2(n: int) -> int:
+    """The least power of 2 that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()

@@ -100,7 +100,7 @@ def additive_attention(
     weight = _drop(edges, weight, keep, dropout)
     message = value.to(weight.dtype).index_select(0, edges.src)  # [K, H, C]
     out = edges.sum_to_dst(weight.unsqueeze(-1) * message)  # [N_dst, H, C]
-    dtype = _promoted(value, alpha_src, alpha_dst, edge_term, loop_term)
+    dtype = promoted(value, alpha_src, alpha_dst, edge_term, loop_term)
     return out.to(dtype), largest, total.detach()
 
 
@@ -129,7 +129,7 @@ def attention_weights(
     terms = edges.pick(edge_term, loop_term)
     scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
     weight = _drop(edges, _softmax(edges, scores)[0], keep, dropout)
-    weight = weight.to(_promoted(alpha_src, alpha_dst, edge_term, loop_term))
+    weight = weight.to(promoted(alpha_src, alpha_dst, edge_term, loop_term))
     every = weight.new_zeros(edges.num_stored + num_loops, weight.size(1))
     every = every.index_copy(0, edges.place, weight)
     return every[: edges.num_stored], every[edges.num_stored :]
@@ -201,6 +201,7 @@ def _widen(value: Tensor) -> Tensor:
     return value.float() if value.dtype in _HALF else value
 
 
-def _promoted(*parts: Tensor | None) -> torch.dtype:
+def promoted(*parts: Tensor | None) -> torch.dtype:
+    """The dtype to which those that are given promote."""
     dtypes = [part.dtype for part in parts if part is not None]
     return functools.reduce(torch.promote_types, dtypes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -85,7 +84,7 @@ def additive_attention(
     call = attention.Call(related, options, edge_mask, seed, objective)
     if transformed.is_active():
         return attention.by_reference(call, inputs)
-    return attention.additive(call, *inputs, out_dtype=_promoted(inputs))
+    return attention.additive(call, *inputs, out_dtype=reference.promoted(*inputs))
 
 
 def gat_attention(
@@ -149,7 +148,7 @@ def gat_attention(
             f"'x_dst' must have num_dst = {related.num_dst} rows (got "
             f"{list(x_dst.shape)})"
         )
-    out_dtype = _promoted((x_src, att_src, *terms))
+    out_dtype = reference.promoted(x_src, att_src, *terms)
     is_compiled = isinstance(related, Handle)
     call = attention.Call(related, options, edge_mask, seed, objective)
     if is_compiled or transformed.is_active():
@@ -281,8 +280,3 @@ def _check_shape(name: str, value: Tensor, shape: tuple[int, ...], x: Tensor) ->
         )
     if value.device != x.device:
         raise ValueError(f"'{name}' must be on {x.device} (got {value.device})")
-
-
-def _promoted(parts: tuple[Tensor | None, ...]) -> torch.dtype:
-    dtypes = [part.dtype for part in parts if part is not None]
-    return functools.reduce(torch.promote_types, dtypes)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_tiga.impls.attention_types import Operands, Options, State
 from pyg_tiga.impls.launch import Launcher
-from pyg_tiga.problem import Schedule
+from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
@@ -159,8 +159,3 @@ def strides(x: Tensor) -> tuple[int, int]:
 def operand_width(operand: Tensor) -> int:
     """K, the numbers per head of a score's operand."""
     return 1 if operand.dim() == 2 else operand.size(2)
-
-
-def power_of_2(n: int) -> int:
-    """The least power of 2 that is not below n."""
-    return 1 << max(n - 1, 0).bit_length()

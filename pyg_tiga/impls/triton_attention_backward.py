@@ -13,7 +13,6 @@ from pyg_tiga.impls.attention_launch import (
     laid_out,
     launcher_for,
     operand_width,
-    power_of_2,
     score_functions,
     state_pointers,
     strides,
@@ -31,7 +30,7 @@ from pyg_tiga.impls.attention_types import (
 from pyg_tiga.impls.base import Implementation
 from pyg_tiga.impls.triton_attention import LIMITS
 from pyg_tiga.impls.triton_spmm import missing
-from pyg_tiga.problem import Problem, Schedule
+from pyg_tiga.problem import Problem, Schedule, power_of_2
 from pyg_tiga.relation.csr import WorkItems
 from pyg_tiga.relation.graph import Graph
 

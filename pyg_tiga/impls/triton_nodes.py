@@ -7,10 +7,10 @@ from torch import Tensor
 
 from pyg_tiga.impls.attention_launch import (
     NODE_ELEMENTS,
-    power_of_2,
     strides,
 )
 from pyg_tiga.impls.launch import launch
+from pyg_tiga.problem import power_of_2
 
 _SUM_PROGRAMS = 528
 

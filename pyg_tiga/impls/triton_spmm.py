@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_tiga import _features
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
 from pyg_tiga.impls.launch import Launcher, launch
-from pyg_tiga.problem import Problem, Schedule
+from pyg_tiga.problem import Problem, Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
@@ -176,7 +176,7 @@ def _extremum_winners(
     grad_x = grad.new_zeros(shape, dtype=torch.float32)
     if grad_x.numel() and grad.numel():
         grad = row_major(grad)
-        block_f = min(_power_of_2(problem.features), _MERGE["BLOCK_F"])
+        block_f = min(power_of_2(problem.features), _MERGE["BLOCK_F"])
         block_r = _SCATTER_ELEMENTS // block_f
         grid = (-(-rows.num_rows // block_r), _slices(problem.features, block_f))
         tensors = (grad, aux, grad_x, rows.ptr, rows.index)
@@ -337,10 +337,6 @@ def row_major(x: Tensor) -> Tensor:
     if x.stride(1) == 1 or x.size(1) == 1:
         return x
     return x.contiguous()
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _implementation(name: str, op: str, run: Any, **limits: Any) -> Implementation:

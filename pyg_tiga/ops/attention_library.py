@@ -1,6 +1,7 @@
 """Edge attention with additive scores: the compiled road, as `torch.library` ops.
 
-Outputs that a call does not need have size 0: their number is fixed by int arguments.
+P and p are never kept here: to compare sizes for it would be a guard on them, and a new
+graph where it fails. Gradients that a call does not need have size 0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
 from pyg_tiga.ops import attention
 from pyg_tiga.ops.library import Handle, define
+from pyg_tiga.reference_attention import promoted
 from pyg_tiga.relation.graph import Graph
 
 
@@ -48,22 +50,13 @@ def _forward(
     num_loops: int,
     dropout: float,
     objective: str,
-    positive: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     relation = (layout, num_src, num_dst)
     call = _call(index, relation, mask, seed, slope, num_loops, dropout, objective)
     operands = Operands(value, alpha_dst, alpha_src, term, loop_term, mask, seed)
     plan = attention.attention_plan("edge_attention", call, value, _out_dtype(operands))
-    state = plan.run(call.graph, operands, call.options, positive)
-    nothing = value.new_empty(0)
-    kept = state.positive is not None
-    return (
-        state.out,
-        state.m.float(),
-        state.total.float(),
-        state.positive if kept else nothing,
-        state.positive_sum if kept else value.new_empty(0, dtype=torch.float32),
-    )
+    state = plan.run(call.graph, operands, call.options, False)
+    return state.out, state.m.float(), state.total.float()
 
 
 def _backward(
@@ -89,16 +82,12 @@ def _backward(
     call = _call(index, relation, mask, seed, slope, num_loops, dropout, objective)
     operands = Operands(value, alpha_dst, alpha_src, term, loop_term, mask, seed)
     plan = attention.attention_plan("edge_attention_backward", call, value, grad.dtype)
-    out, m, total, positive, positive_sum = state
-    kept = positive.numel() > 0
     found = plan.run(
         call.graph,
         grad,
         operands,
         call.options,
-        State(
-            out, m, total, positive if kept else None, positive_sum if kept else None
-        ),
+        State(*state, None, None),
         Wanted(term is not None, loop_term is not None, objective != "memory"),
     )
     return (
@@ -117,11 +106,8 @@ def _like(found: Tensor | None, given: Tensor | None, value: Tensor) -> Tensor:
 
 
 def _out_dtype(operands: Operands) -> torch.dtype:
-    dtype = operands.value.dtype
     scores = (operands.row, operands.col, operands.term, operands.loop_term)
-    for part in scores:
-        dtype = dtype if part is None else torch.promote_types(dtype, part.dtype)
-    return dtype
+    return promoted(operands.value, *scores)
 
 
 forward_op = define("additive_attention", _forward)
@@ -138,19 +124,10 @@ def _(
     *rest: Any,
 ) -> tuple[Tensor, ...]:
     operands = Operands(value, rest[1], rest[0], rest[2], rest[3])
-    positive = rest[-1]
     shape = (num_dst, value.size(1))
     out = value.new_empty(*shape, value.size(2), dtype=_out_dtype(operands))
     state = value.new_empty(shape, dtype=torch.float32)
-    return (
-        out,
-        state,
-        torch.empty_like(state),
-        torch.empty_like(out) if positive else value.new_empty(0),
-        torch.empty_like(state)
-        if positive
-        else value.new_empty(0, dtype=torch.float32),
-    )
+    return out, state, torch.empty_like(state)
 
 
 @backward_op.register_fake
@@ -175,7 +152,7 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     index, *ctx.relation = inputs[:4]
-    *tensors, ctx.slope, ctx.num_loops, ctx.dropout, ctx.objective, _ = inputs[4:]
+    *tensors, ctx.slope, ctx.num_loops, ctx.dropout, ctx.objective = inputs[4:]
     ctx.num_index = len(index)
     ctx.save_for_backward(*index, *tensors, *output)
 
@@ -198,7 +175,7 @@ def _vjp(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         dst,
         None if operands[3] is None else term,
         None if operands[4] is None else loop_term,
-        *([None] * 7),
+        *([None] * 6),
     )
 
 
@@ -214,7 +191,5 @@ def additive(
     objective: str,
 ) -> Tensor:
     """Additive edge attention as one node of a compiled graph."""
-    # To compare sizes would be a guard on them, and a new graph where it fails.
-    positive = False
     numbers = (options.scale, options.num_loops, options.dropout, objective)
-    return forward_op(*relation.args(), *inputs, mask, seed, *numbers, positive)[0]
+    return forward_op(*relation.args(), *inputs, mask, seed, *numbers)[0]

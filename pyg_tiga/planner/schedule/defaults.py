@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from pyg_tiga.problem import Problem, Schedule
+from pyg_tiga.problem import Problem, Schedule, power_of_2
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rule:
     def schedule(self, problem: Problem) -> Schedule:
         """The rule's schedule in elements of the problem's dtype and width."""
         itemsize = problem.dtype.itemsize
-        width = _power_of_2(max(problem.features, 1))
+        width = power_of_2(problem.features)
         columns = min(width, self.slice_bytes // itemsize)
         step = min(self.step_elements, self.step_bytes // itemsize)
         edges = max(1, step // (columns * self.rows))
@@ -72,7 +72,3 @@ def default_schedule(problem: Problem) -> Schedule:
         if rule.fits(problem):
             return rule.schedule(problem)
     raise LookupError(f"defaults.json has no rule for {problem}")
-
-
-def _power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
