@@ -25,9 +25,11 @@ above the inputs and the cached relation. A case that some implementation runs i
 0.3 ms by CUDA-graph replay is launch-bound: it counts by replay for ours and the peers,
 and the row noted `eager` repeats it as plain calls. Every result is held against a
 float64 reference in the same run: ours has no time if it is wrong, and a peer whose
-error is above our tolerance but below 0.1 keeps its time, noted `inaccurate`. In rows
-noted `host`, times are the host's, beyond the layer's projections, each side by the
-fastest of its interleaved blocks.
+error is above our tolerance but below 0.1 keeps its time, noted `inaccurate`. Inputs
+are such that there is one gradient for every implementation: those of a maximum have no
+ties, and those of a GATConv no score so near the kink of LeakyReLU that rounding in
+float32 picks its slope. In rows noted `host`, times are the host's, beyond the layer's
+projections, each side by the fastest of its interleaved blocks.
 
 To measure again: `python -m benchmarks.run --all` on the device.
 """

@@ -111,9 +111,9 @@ def _gat_large_targets() -> Iterable[Target]:
             cell = ((case, "gat_conv", TRAIN, "fp32"),)
             step = f"GATConv training step, {case}"
             yield Target(f"{step}: completes", "completes", 1.0, cell)
-            outputs = 7 * SPECS[graph].num_nodes * heads * channels * 4 / MIB
+            outputs = 7 * SPECS[graph].num_nodes * heads * channels * 4 // MIB
             text = f"{step}: peak in MiB, at most 7 outputs"
-            yield Target(text, "peak", round(outputs), cell)
+            yield Target(text, "peak", outputs, cell)
             for phase, bound in ((FORWARD, forward), (BACKWARD, backward)):
                 core = ((case, "gat_attention", phase, "fp32"),)
                 text = f"GAT edge kernels, {phase}, {case}: over the floor of a gather"

@@ -33,6 +33,7 @@ from benchmarks.inputs import (
     phase_runner,
     runner,
 )
+from benchmarks.kinks import keep_off_kink
 from benchmarks.records import Record
 from benchmarks.workloads import draw
 
@@ -131,6 +132,8 @@ def make_bench(context: Context, graph: str, shape: Shape) -> Bench:
     parent = peers.pyg_gat_conv(width, shape[1], shape[0]).to(context.device)
     # The reference keeps its own: on the CPU the module moves.
     named = {name: each.detach().clone() for name, each in parent.named_parameters()}
+    for x in inputs.x:
+        keep_off_kink(x, named)
     edges = Edges(*looped, on.num_nodes)
     check = gat_check(edges, inputs.x[0], inputs.grad[0], named)
     return Bench(on, looped, inputs, parent, check)

@@ -133,8 +133,8 @@ def test_a_case_counts_by_replay_if_one_replay_is_short(timed):
 
 
 def test_eager_calls_count_where_no_replay_is_short(timed):
-    found, captured = timed(pyg_tiga=(0.9, 0.35), pyg=(1.1, 0.1))
-    assert found == [("pyg_tiga", 0.9, None), ("pyg", 1.1, None)]
+    found, captured = timed(pyg_tiga=(0.9, 0.35), pyg=(3.1, 0.1))
+    assert found == [("pyg_tiga", 0.9, None), ("pyg", 3.1, None)]
     assert captured == [0.35]
 
 

@@ -7,12 +7,13 @@ from torch_geometric.utils import scatter, softmax
 
 import pyg_tiga.functional
 import pyg_tiga.nn
-from benchmarks import accuracy, attention_checks, measure, ours, peers, run
+from benchmarks import accuracy, attention_checks, kinks, measure, ours, peers, run
 from benchmarks.attention_checks import GAT, attention_check, gat_check
 from benchmarks.checks import TOLERANCE, Edges
 from benchmarks.engine import Context
 from benchmarks.graphs import GraphStore, make_graph
 from benchmarks.inputs import draw_attention, phase_runner
+from benchmarks.kinks import keep_off_kink, undecided
 from benchmarks.memory import MemoryBook
 from benchmarks.records import Run
 from benchmarks.suites import gat
@@ -100,11 +101,37 @@ def test_a_backward_runs_its_forward_once():
     assert calls == [0]
 
 
-def test_layer_reference_agrees_with_pyg(graph, edges):
+def layer_case(graph):
+    """A layer with inputs as the suite makes them: layer, x and cotangent."""
     torch.manual_seed(0)
     layer = GATConv(HEADS * CHANNELS, CHANNELS, HEADS)
     x = torch.randn(graph.num_nodes, HEADS * CHANNELS, requires_grad=True)
-    grad = torch.randn_like(x)
+    keep_off_kink(x, dict(layer.named_parameters()))
+    return layer, x, torch.randn_like(x)
+
+
+def by_hand(layer, x, grad, edges, *, steeper=()):
+    """Score arguments and results; some edges have slope 1, not 0.2, in backward."""
+    value = layer.lin(x).view(-1, HEADS, CHANNELS)
+    alpha_src, alpha_dst = (
+        (value * att).sum(-1) for att in (layer.att_src, layer.att_dst)
+    )
+    total = alpha_src[edges.source] + alpha_dst[edges.target]
+    score = torch.nn.functional.leaky_relu(total, 0.2)
+    for place in steeper:
+        change = torch.zeros_like(total)
+        change[place] = 0.8
+        score = score + change * (total - total.detach())
+    weight = softmax(score, edges.target, num_nodes=edges.num_targets)
+    message = value[edges.source] * weight[..., None]
+    out = scatter(message, edges.target, 0, edges.num_targets, "sum")
+    out = out.flatten(1) + layer.bias
+    leaves = [x, *(layer.get_parameter(name) for name in GAT)]
+    return total.detach(), [out, *torch.autograd.grad(out, leaves, grad)]
+
+
+def test_layer_reference_agrees_with_pyg(graph, edges):
+    layer, x, grad = layer_case(graph)
     named = dict(layer.named_parameters())
     out = layer(x, graph.edge_index)
     leaves = [x, *(named[name] for name in GAT)]
@@ -116,6 +143,45 @@ def test_layer_reference_agrees_with_pyg(graph, edges):
         wrong = [each.detach().clone() for each in results]
         wrong[i].view(-1)[0] += 10.0
         assert check(wrong) > TOLERANCE[torch.float32]
+
+
+def test_one_edge_with_the_wrong_slope_is_found(graph, edges):
+    layer, x, grad = layer_case(graph)
+    check = gat_check(edges, x, grad, dict(layer.named_parameters()))
+    total, results = by_hand(layer, x, grad, edges)
+    assert check(results) < 1e-5
+    nearest = total.masked_fill(total > 0, -torch.inf).argmax()
+    place = divmod(int(nearest), HEADS)
+    assert -kinks.GAP < float(total[place]) < 0
+    _, results = by_hand(layer, x, grad, edges, steeper=[place])
+    assert check(results) > TOLERANCE[torch.float32]
+
+
+def test_features_kept_off_the_kink_hardly_move(graph, edges):
+    torch.manual_seed(0)
+    named = dict(GATConv(32, 8, 4).named_parameters())
+    drawn = torch.randn(graph.num_nodes, 32)
+    x = drawn.clone()
+    keep_off_kink(x, named)
+    assert float((x - drawn).norm() / drawn.norm()) < 3e-3
+    value = (x @ named["lin.weight"].detach().T).view(-1, 4, 8)
+    terms = [(value * named[name].detach()).sum(-1) for name in kinks.ATTENTION]
+    total = terms[0][edges.source] + terms[1][edges.target]
+    assert float(total.abs().min()) > 0.99 * kinks.GAP / 2
+    assert 0.3 < float((total > 0).float().mean()) < 0.7
+    assert undecided(edges, x, named) == 0
+
+
+def test_a_sign_that_float32_may_miss_is_refused(graph, edges):
+    layer, x, grad = layer_case(graph)
+    named = dict(layer.named_parameters())
+    assert undecided(edges, x, named) == 0
+    with torch.no_grad():
+        layer.att_dst[0, 1] = -layer.att_src[0, 1]
+    loops = int((edges.source == edges.target).sum())
+    assert undecided(edges, x, named) >= loops > 0
+    with pytest.raises(ValueError, match="float32 may miss"):
+        gat_check(edges, x, grad, named)([layer(x, graph.edge_index)])
 
 
 def test_the_compiled_layer_shares_the_parameters(graph, monkeypatch):

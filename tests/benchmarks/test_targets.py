@@ -199,3 +199,60 @@ def test_the_report_shows_losses_failures_and_accuracy():
     assert "commit abc" in text
     rows = [line for line in text.splitlines() if line.startswith("| SAGEConv")]
     assert len({line.count("|") for line in rows}) == 1
+
+
+def gat_bounds(cell, kind, peer=""):
+    return [
+        target.bound
+        for target in TARGETS
+        if target.cells[0] == cell and (target.kind, target.peer) == (kind, peer)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "eager"),
+    [
+        ("arxiv/4x32", 13.0),
+        ("arxiv/8x8", 16.0),
+        ("arxiv/1x64", 9.0),
+        ("musae_github/4x32", 8.0),
+        ("soc_slashdot0902/4x32", 8.0),
+    ],
+)
+def test_bounds_of_gat_layers(case, eager):
+    step = (case, "gat_conv", "train", "fp32")
+    assert gat_bounds(step, "speed", "pyg") == [eager]
+    assert gat_bounds(step, "speed", "pyg_compiled") == [2.5]
+    memory = [8.0] if case.startswith("arxiv") else []
+    assert gat_bounds(step, "memory", "pyg") == memory
+
+
+@pytest.mark.parametrize("graph", ["reddit", "products"])
+@pytest.mark.parametrize(
+    ("shape", "forward", "backward"), [("4x32", 1.05, 1.4), ("8x8", 1.4, 1.8)]
+)
+def test_bounds_of_gat_on_large_graphs(graph, shape, forward, backward):
+    case = f"{graph}/{shape}"
+    step = (case, "gat_conv", "train", "fp32")
+    assert gat_bounds(step, "completes") == [1.0]
+    heads, channels = map(int, shape.split("x"))
+    seven = 7 * SPECS[graph].num_nodes * heads * channels * 4 / (1 << 20)
+    (peak,) = gat_bounds(step, "peak")
+    assert seven - 1 < peak <= seven
+    for phase, bound in (("forward", forward), ("backward", backward)):
+        core = (case, "gat_attention", phase, "fp32")
+        assert gat_bounds(core, "over floor") == [bound]
+        half = (case, "gat_attention", phase, "bf16")
+        expected = [1.6] if shape == "4x32" else []
+        assert gat_bounds(half, "speed over own") == expected
+
+
+def test_other_bounds_of_gat():
+    core = ("arxiv/4x32", "gat_attention", "train", "fp32")
+    assert gat_bounds(core, "over floor") == [1.5]
+    cora = ("cora/8x8", "gat_conv", "train", "fp32")
+    assert gat_bounds(cora, "speed", "pyg") == [2.0]
+    assert gat_bounds(cora, "accuracy") == [0.5]
+    for phase in ("forward", "train"):
+        cpu = ("arxiv/8x8", "gat_conv", phase, "fp32")
+        assert gat_bounds(cpu, "best of several", "pyg") == [0.95]
