@@ -54,7 +54,7 @@ def _csr(graph: Graph, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
     else:
         values = weight.to(dtype)
         values = values if rows.perm is None else values.index_select(0, rows.perm)
-    _announce_beta()
+    announce_beta()
     # The relation is valid by construction, and PyTorch's own check would sync.
     return torch.sparse_csr_tensor(
         rows.ptr,
@@ -74,7 +74,7 @@ def _multiply(matrix: Tensor, x: Tensor, reduce: str) -> Tensor:
 
 
 @cache
-def _announce_beta() -> None:
+def announce_beta() -> None:
     """Let PyTorch say once, unheard, that its CSR tensors are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -9,6 +9,7 @@ from pyg_tiga.impls import (
     triton_attention_backward,
     triton_spmm,
     vendor,
+    vendor_attention,
 )
 from pyg_tiga.impls.base import Implementation
 
@@ -45,8 +46,13 @@ _CPU: dict[str, tuple[Implementation, ...]] = {
         triton_spmm.SPMM_EXTREMUM_WINNERS,
     ),
     "sddmm": (scatter.SDDMM, triton_spmm.SDDMM),
-    "edge_attention": (scatter_attention.ATTENTION, triton_attention.ATTENTION),
+    "edge_attention": (
+        vendor_attention.ATTENTION,
+        scatter_attention.ATTENTION,
+        triton_attention.ATTENTION,
+    ),
     "edge_attention_backward": (
+        vendor_attention.ATTENTION_BACKWARD,
         scatter_attention.ATTENTION_BACKWARD,
         triton_attention_backward.ATTENTION_BACKWARD,
     ),
