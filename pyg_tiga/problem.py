@@ -105,6 +105,8 @@ class Schedule:
         chunk: Rows with more edges than this are cut into pieces of this many.
         prescale: Scale the dense operand by its nodes' degrees in a pass of its own,
             instead of at every edge.
+        registers: Registers per thread at most, on NVIDIA's GPUs; 0 leaves them to the
+            compiler.
     """
 
     rows: int
@@ -113,11 +115,13 @@ class Schedule:
     warps: int
     chunk: int
     prescale: bool = False
+    registers: int = 0
 
     def __str__(self) -> str:
         return (
             f"rows={self.rows} edges={self.edges} slice={self.slice} "
-            f"warps={self.warps} chunk={self.chunk} prescale={self.prescale}"
+            f"warps={self.warps} chunk={self.chunk} prescale={self.prescale} "
+            f"registers={self.registers}"
         )
 
 

@@ -12,6 +12,8 @@ from pyg_tiga._philox import kept
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
 from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.ops import attention, attention_library, transformed
+from pyg_tiga.ops.gat_layer import Weights
+from pyg_tiga.ops.gat_layer import gat_layer as run_gat_layer
 from pyg_tiga.ops.library import Handle
 
 _OBJECTIVES = ("time", "memory", "balanced")
@@ -148,6 +150,9 @@ def gat_attention(
             f"'x_dst' must have num_dst = {related.num_dst} rows (got "
             f"{list(x_dst.shape)})"
         )
+    for name, att in (("att_src", att_src), ("att_dst", att_dst)):
+        if att is not None and att.device != x_src.device:
+            raise ValueError(f"'{name}' must be on {x_src.device} (got {att.device})")
     out_dtype = reference.promoted(x_src, att_src, *terms)
     is_compiled = isinstance(related, Handle)
     call = attention.Call(related, options, edge_mask, seed, objective)
@@ -160,6 +165,35 @@ def gat_attention(
             related, inputs, edge_mask, seed, options, objective
         )
     return attention.gat(call, x_src, x_dst, att_src, att_dst, *terms, out_dtype)
+
+
+def gat_layer(
+    relation: Relation,
+    x: Tensor,  # [N, F_in]
+    weights: Weights,
+    *,
+    negative_slope: float,
+    self_loops: bool,
+    size: Size,
+    flow: str,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,  # [1]
+) -> Tensor | None:
+    """GAT's layer in one step, for layers that checked their input.
+
+    Eager calls only, of a relation of nodes with themselves.
+
+    Returns:
+        ``[N, H * C]``; None where the steps have to run one by one.
+    """
+    graph = graph_of(relation, x.size(0), size, flow)
+    num_nodes = graph.num_dst
+    if not x.size(0) == num_nodes == graph.num_src or x.device != graph.device:
+        return None
+    num_loops = num_nodes if self_loops else 0
+    seed = seed if dropout > 0 else None
+    options = Options(float(negative_slope), num_loops, float(dropout))
+    return run_gat_layer(graph, x, weights, options, seed)
 
 
 def additive_attention_weights(
@@ -262,6 +296,8 @@ def _check_terms(
             f"features and the relation must be on one device (got {x.device} and "
             f"{related.device})"
         )
+    if terms[0] is None and terms[1] is None and edge_mask is None:
+        return
     heads = x.size(1)
     if terms[0] is not None:
         _check_shape("edge_term", terms[0], (related.num_edges, heads), x)

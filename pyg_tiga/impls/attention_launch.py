@@ -1,14 +1,19 @@
-"""What the launchers of the edge-attention template share."""
+"""What the launchers of the edge-attention template share.
+
+A launcher ("pass") is made once for a relation and a `Form` of operands. It holds its
+kernels with all that does not change from call to call; a call gives tensors alone.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from pyg_tiga.impls.attention_types import Operands, Options, State
-from pyg_tiga.impls.launch import Launcher
+from pyg_tiga.impls.launch import Prepared
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -16,6 +21,58 @@ from pyg_tiga.relation.graph import Graph
 MERGE_ITEMS = 8
 NODE_ELEMENTS = 1024
 _MOST_CHANNELS = 256
+# Pieces of a buffer start at multiples of this many float32: what Triton calls aligned.
+_PIECE = 4
+_INT32 = 1 << 31
+_STATE = 4  # numbers that a backward packs for each destination and head
+_WARP = 32
+_VECTOR = 16  # bytes
+
+Pass = TypeVar("Pass")
+
+
+class Operand(NamedTuple):
+    """A node operand without its data."""
+
+    dtype: torch.dtype
+    stride_n: int
+    stride_h: int
+
+
+class Form(NamedTuple):
+    """What kernels depend on besides a relation and a schedule; of no tensor."""
+
+    heads: int
+    channels: int
+    width: int
+    value: Operand
+    row: Operand
+    col: Operand
+    term: torch.dtype | None
+    loop_term: torch.dtype | None
+    is_masked: bool
+    options: Options
+
+
+def form_of(operands: Operands, options: Options) -> Form:
+    """The form of operands that are laid out."""
+    value, row, col, term, loop_term, mask, _ = operands
+    return Form(
+        value.size(1),
+        value.size(2),
+        1 if row.dim() == 2 else row.size(2),
+        _operand(value),
+        _operand(row),
+        _operand(col),
+        None if term is None else term.dtype,
+        None if loop_term is None else loop_term.dtype,
+        mask is not None,
+        options,
+    )
+
+
+def _operand(x: Tensor) -> Operand:
+    return Operand(x.dtype, x.stride(0), x.stride(1))
 
 
 def laid_out(operands: Operands) -> Operands:
@@ -27,7 +84,34 @@ def laid_out(operands: Operands) -> Operands:
         None if part is None else part.contiguous()
         for part in (operands.term, operands.loop_term, operands.mask, operands.seed)
     ]
+    if rest[2] is not None:
+        rest[2] = rest[2].view(torch.uint8)
     return Operands(value, operands.row, operands.col, *rest)
+
+
+def given(operands: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
+    """Those that are there, in order."""
+    return tuple([part for part in operands if part is not None])
+
+
+def operand_names(form: Form) -> tuple[str, ...]:
+    """Names of the operands of a form, in the order of `Operands`."""
+    names = ["value_ptr", "row_ptr", "col_ptr"]
+    names += ["term_ptr"] if form.term is not None else []
+    names += ["loop_term_ptr"] if form.loop_term is not None else []
+    names += ["mask_ptr"] if form.is_masked else []
+    names += ["seed_ptr"] if form.options.dropout > 0 else []
+    return tuple(names)
+
+
+def state_names(positive: bool, prefix: str = "") -> tuple[str, ...]:
+    """Names of the parts of a `State`."""
+    names = ["m_ptr", "l_ptr"]
+    names += ["positive_ptr", "sum_ptr"] if positive else []
+    if prefix:
+        return (f"{prefix}_ptr", *(f"{prefix}_{name}" for name in names))
+    names = [name.replace("sum_ptr", "positive_sum_ptr") for name in names]
+    return ("out_ptr", *names)
 
 
 def new_state(
@@ -49,59 +133,93 @@ def new_state(
     )
 
 
-def state_pointers(state: State, stand_in: Tensor) -> tuple[Tensor, ...]:
-    """A state in the order of the kernels: out, m, l, P, p."""
-    return tuple(stand_in if part is None else part for part in state)
+def piece(size: int) -> int:
+    """The size of a piece of `carve` that has room for `size` numbers."""
+    return -(-size // _PIECE) * _PIECE
 
 
-def edge_pointers(
-    operands: Operands, rows: Grouping, items: WorkItems
-) -> tuple[Tensor, ...]:
-    """Terms, mask, seed and the edges themselves, in the order of the kernels."""
-    absent = rows.index
-    return (
-        absent if operands.term is None else operands.term,
-        absent if operands.loop_term is None else operands.loop_term,
-        absent if operands.mask is None else operands.mask.view(torch.uint8),
-        absent if operands.seed is None else operands.seed,
-        rows.ptr,
-        rows.index,
-        absent if rows.perm is None else rows.perm,
-        items.row,
-        items.start,
-    )
+def carve(like: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """Flat float32 buffers of these sizes, which `piece` gives, in one allocation."""
+    if not sizes:
+        return ()
+    return like.new_empty(sum(sizes), dtype=torch.float32).split_with_sizes(sizes)
 
 
-def edge_flags(
-    operands: Operands, options: Options, rows: Grouping, items: WorkItems
-) -> dict[str, bool]:
-    """Flags of what a walk over edges meets."""
-    return {
-        "SPLIT": items.num_items > 0,
-        "HAS_TERM": operands.term is not None,
-        "HAS_LOOP_TERM": operands.loop_term is not None,
-        "HAS_MASK": operands.mask is not None,
-        "HAS_PERM": rows.perm is not None,
-        "SELF_LOOPS": options.num_loops > 0,
-        "DROPOUT": options.dropout > 0,
-    }
-
-
-def walk_sizes(
+def walk_arguments(
     graph: Graph,
     rows: Grouping,
     items: WorkItems,
     schedule: Schedule,
-    options: Options,
-) -> tuple[int, ...]:
-    """Sizes of a walk over edges."""
-    return (
-        rows.num_rows,
-        items.num_items,
-        schedule.chunk,
-        options.num_loops,
-        graph.num_edges,
-    )
+    form: Form,
+    grad: Operand | None = None,
+) -> dict[str, Any]:
+    """Arguments of a walk over edges: the edges, sizes, strides, numbers and flags.
+
+    Args:
+        graph: The relation.
+        rows: What is walked.
+        items: Its pieces of long rows.
+        schedule: Launch choices.
+        form: Form of the operands.
+        grad: Form of the result's gradient, where it is read.
+    """
+    options = form.options
+    strides = {} if grad is None else {"stride_gn": grad.stride_n}
+    strides |= {} if grad is None else {"stride_gh": grad.stride_h}
+    pointers = {} if rows.perm is None else {"perm_ptr": rows.perm}
+    return {
+        **pointers,
+        **strides,
+        "ptr_ptr": rows.ptr,
+        "index_ptr": rows.index,
+        "item_row_ptr": items.row,
+        "item_start_ptr": items.start,
+        "num_rows": rows.num_rows,
+        "num_items": items.num_items,
+        "chunk": schedule.chunk,
+        "num_loops": options.num_loops,
+        "num_edges": graph.num_edges,
+        "HEADS": form.heads,
+        "CHANNELS": form.channels,
+        "WIDTH": form.width,
+        "DENSE": _is_dense(form, grad),
+        "WIDE": _is_wide(graph, rows, form, grad),
+        "stride_vn": form.value.stride_n,
+        "stride_vh": form.value.stride_h,
+        "stride_rn": form.row.stride_n,
+        "stride_rh": form.row.stride_h,
+        "stride_cn": form.col.stride_n,
+        "stride_ch": form.col.stride_h,
+        "scale": float(options.scale),
+        "drop_p": float(options.dropout),
+        "drop_factor": options.factor,
+        "SPLIT": items.num_items > 0,
+        "HAS_TERM": form.term is not None,
+        "HAS_LOOP_TERM": form.loop_term is not None,
+        "HAS_MASK": form.is_masked,
+        "HAS_PERM": rows.perm is not None,
+        "SELF_LOOPS": options.num_loops > 0,
+        "DROPOUT": options.dropout > 0,
+        "BLOCK_R": schedule.rows,
+    }
+
+
+def _is_dense(form: Form, grad: Operand | None) -> bool:
+    """Whether all rows that are read follow one another."""
+    values = (form.heads * form.channels, form.channels)
+    scores = (form.heads * form.width, form.width)
+    pairs = [(form.value, values), (form.row, scores), (form.col, scores)]
+    pairs += [] if grad is None else [(grad, values)]
+    return all((part.stride_n, part.stride_h) == dense for part, dense in pairs)
+
+
+def _is_wide(graph: Graph, rows: Grouping, form: Form, grad: Operand | None) -> bool:
+    """Whether an offset may need 64 bits."""
+    parts = [form.value, form.row, form.col, *([] if grad is None else [grad])]
+    nodes = max(graph.num_src, graph.num_dst)
+    row = max(_STATE * form.heads, *(part.stride_n for part in parts))
+    largest = max(nodes * row, graph.num_edges * form.heads)
+    return rows.index.dtype != torch.int32 or largest >= _INT32
 
 
 def score_functions(options: Options, *names: str) -> dict[str, Any]:
@@ -109,41 +227,51 @@ def score_functions(options: Options, *names: str) -> dict[str, Any]:
     from pyg_tiga.kernels.scores import SCORES
 
     functions = SCORES[options.score]
-    return {name.upper(): getattr(functions, name) for name in names}
+    found = {name.upper(): getattr(functions, name) for name in names}
+    return {**found, "VECTOR": functions.vector}
 
 
-def tile_blocks(
-    operands: Operands, schedule: Schedule, channels: int, *, whole: bool = False
-) -> dict[str, int]:
-    """Heads and channels of a tile; `slice` bounds what it holds of a row.
+def has_slope(options: Options) -> bool:
+    """Whether gradients of a score's operands need none of the scores themselves."""
+    from pyg_tiga.kernels.scores import SCORES
 
-    With `whole`, a tile holds all channels of a head: products over them need it.
+    return SCORES[options.score].slope is not None
+
+
+class Blocks(NamedTuple):
+    """A tile: U times S edges, heads and channels of each, and K of its operands."""
+
+    edges: dict[str, int]
+    row: dict[str, int]
+    operand: dict[str, int]
+
+    @property
+    def all(self) -> dict[str, int]:
+        """As the walks take them."""
+        return {**self.edges, **self.row, **self.operand}
+
+
+def tile_blocks(form: Form, schedule: Schedule, *, whole: bool = False) -> Blocks:
+    """The tile of a schedule; `slice` bounds what it holds of a row.
+
+    With `whole`, it holds all channels of a head, as products over them need it, and
+    fewer edges where these are more than the slice.
     """
-    block_c = power_of_2(channels)
+    block_c = power_of_2(form.channels)
     if not whole:
         block_c = min(block_c, _MOST_CHANNELS)
     block_h = max(1, schedule.slice // block_c)
-    block_h = min(block_h, power_of_2(operands.value.size(1)))
-    block_k = power_of_2(operand_width(operands.row))
-    return {"BLOCK_H": block_h, "BLOCK_C": block_c, "BLOCK_K": block_k}
-
-
-def launcher_for(
-    graph: Graph,
-    kernel: Any,
-    grid: tuple[int, ...],
-    sizes: tuple[int, ...],
-    flags: dict[str, Any],
-    warps: int,
-) -> Launcher:
-    """A launcher, found again on the graph."""
-    key = (kernel, grid, sizes, tuple(flags.values()), warps)
-    found = graph.scratch.get(key)
-    if found is None:
-        found = graph.scratch[key] = Launcher(
-            kernel, grid, sizes, tuple(flags.values()), warps
-        )
-    return found
+    block_h = min(block_h, power_of_2(form.heads))
+    row = block_h * block_c
+    edges = max(1, min(schedule.edges, schedule.edges * schedule.slice // row))
+    # The edges that one load of 16 bytes by each thread covers.
+    threads = _WARP * schedule.warps
+    lanes = min(edges, max(1, threads * _VECTOR // (row * form.value.dtype.itemsize)))
+    return Blocks(
+        {"BLOCK_U": edges // lanes, "BLOCK_S": lanes},
+        {"BLOCK_H": block_h, "BLOCK_C": block_c},
+        {"BLOCK_K": power_of_2(form.width)},
+    )
 
 
 def walk_programs(rows: Grouping, items: WorkItems, schedule: Schedule) -> int:
@@ -151,11 +279,37 @@ def walk_programs(rows: Grouping, items: WorkItems, schedule: Schedule) -> int:
     return -(-(rows.num_rows + items.num_items) // schedule.rows)
 
 
-def strides(x: Tensor) -> tuple[int, int]:
-    """Strides of nodes and heads."""
-    return x.stride(0), x.stride(1)
+def merge_sums(rows: Grouping, items: WorkItems, width: int) -> Prepared | None:
+    """Add up pieces [num_items, width] of long rows; called with them and the rows."""
+    from pyg_tiga.kernels.spmm import spmm_merge
+
+    if not items.num_hubs:
+        return None
+    block = min(power_of_2(width), 128)
+    arguments = {
+        "hub_row_ptr": items.hub_row,
+        "hub_ptr_ptr": items.hub_ptr,
+        "features": width,
+        "stride_out": width,
+        "HAS_ROW_SCALE": False,
+        "BLOCK_K": MERGE_ITEMS,
+        "BLOCK_F": block,
+    }
+    grid = (items.num_hubs, -(-width // block))
+    varying = ("partial_ptr", "out_ptr")
+    return Prepared(spmm_merge, grid, arguments, varying, rows.index)
 
 
-def operand_width(operand: Tensor) -> int:
-    """K, the numbers per head of a score's operand."""
-    return 1 if operand.dim() == 2 else operand.size(2)
+def found(graph: Graph, key: tuple[Any, ...], make: Callable[..., Pass]) -> Pass:
+    """A pass, found again on its graph; `make(graph, *key[1:])` makes it.
+
+    Args:
+        graph: The relation.
+        key: A name, then all on which the pass depends.
+        make: Makes it.
+    """
+    known = graph.scratch
+    value = known.get(key)
+    if value is None:
+        value = known[key] = make(graph, *key[1:])
+    return value

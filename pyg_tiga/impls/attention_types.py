@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -30,8 +29,7 @@ class Operands(NamedTuple):
     seed: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The numbers of a call.
 
     Args:
@@ -82,8 +80,7 @@ class Gradients(NamedTuple):
     param: Tensor | None = None  # [H, K]
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """Which gradients a backward forms, and how.
 
     Args:

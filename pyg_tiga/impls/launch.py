@@ -2,14 +2,16 @@
 
 Triton's own launcher inspects every argument of every call, some 30 microseconds for
 our kernels. What it looks for changes between calls only with dtypes, strides and
-alignment of operands; a `Launcher` looks at these alone and then launches the compiled
-kernel.
+alignment of operands. A `Launcher` looks at these alone and then launches the compiled
+kernel; a `Prepared` kernel has its strides and the arrays of a relation already. Both
+pass plain addresses: of a tensor, Triton would ask the driver.
 """
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +19,32 @@ from torch import Tensor
 _ALIGNMENT = 16
 _INT32 = 1 << 31
 _MOST = 8192
+_NOTHING = nullcontext()
 
-# (kernel, constexprs, warps, device, widths, dtypes) -> what Triton compiled for it.
-_compiled: dict[tuple[Any, ...], Any] = {}
+
+class _Compiled(NamedTuple):
+    """What launches a compiled kernel, on the device on which it was loaded."""
+
+    kernel: Any
+    run: Any
+    function: Any
+    metadata: Any
+
+    def fire(
+        self, grid: tuple[int, int, int], stream: int, arguments: list[Any]
+    ) -> None:
+        """Launch it, past all that Triton does for profilers unless one listens."""
+        runtime = _runtime()
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            self.kernel[grid](*arguments, stream=stream)
+            return
+        nothing = (None, None, None)
+        self.run(*grid, stream, self.function, self.metadata, *nothing, *arguments)
+
+
+# (kernel, constexprs, warps, device, numbers, dtypes) -> what Triton compiled for it.
+_compiled: dict[tuple[Any, ...], _Compiled] = {}
 
 
 def launch(
@@ -58,7 +83,7 @@ class Launcher:
         warps: Likewise.
     """
 
-    __slots__ = ("_arguments", "_grid", "_is_small", "_kernel", "_runners", "_warps")
+    __slots__ = ("_arguments", "_grid", "_is_small", "_kernel", "_known", "_warps")
 
     def __init__(
         self,
@@ -73,7 +98,7 @@ class Launcher:
         self._arguments = (sizes, constants)
         self._is_small = max(sizes, default=0) < _INT32
         self._warps = warps
-        self._runners: dict[Any, Any] = {}
+        self._known: dict[Any, _Compiled] = {}
 
     def __call__(
         self,
@@ -90,48 +115,194 @@ class Launcher:
                 this launcher; all, if absent.
         """
         index = tensors[0].get_device()
-        addresses = 0
-        dtypes = []
-        for tensor in tensors if varying is None else varying:
-            addresses |= tensor.data_ptr()
-            dtypes.append(tensor.dtype)
-        sizes, constants = self._arguments
-        key = (index, widths, *dtypes)
-        runner = self._runners.get(key)
-        if runner is None or addresses % _ALIGNMENT or index != current_device():
-            self._launch_anew(key, tensors, widths, addresses)
-            return
-        stream = torch._C._cuda_getCurrentRawStream(index)
-        runner(*tensors, *sizes, *widths, *constants, stream=stream)
+        given = tensors if varying is None else varying
+        key = (index, widths, *[tensor.dtype for tensor in given])
+        compiled = self._known.get(key)
+        if compiled is not None and index == current_device():
+            pointers = [tensor.data_ptr() for tensor in tensors]
+            if not _bits(pointers) % _ALIGNMENT:
+                sizes, constants = self._arguments
+                stream = current_stream(index)
+                arguments = [*pointers, *sizes, *widths, *constants]
+                compiled.fire(self._grid, stream, arguments)
+                return
+        self._launch_anew(key, tensors, widths)
 
     def _launch_anew(
-        self,
-        key: tuple[Any, ...],
-        tensors: tuple[Tensor, ...],
-        widths: tuple[Any, ...],
-        addresses: int,
+        self, key: tuple[Any, ...], tensors: tuple[Tensor, ...], widths: tuple[Any, ...]
     ) -> None:
         """Launch what was compiled for another graph, or else by Triton's own road."""
+        index = key[0]
         sizes, constants = self._arguments
-        arguments = (*tensors, *sizes, *widths, *constants)
-        usual = key[0] >= 0 and self._is_small and addresses % _ALIGNMENT == 0
-        for tensor in tensors:
-            addresses |= tensor.data_ptr()
-        usual = usual and addresses % _ALIGNMENT == 0
-        dtypes = tuple([tensor.dtype for tensor in tensors])
-        shared = (id(self._kernel), constants, self._warps, key[:2], dtypes)
-        compiled = _compiled.get(shared) if usual else None
-        with on_device(tensors[0].device):
-            if compiled is not None:
-                self._runners[key] = compiled[self._grid]
-                self._runners[key](*arguments)
-                return
-            compiled = self._kernel[self._grid](*arguments, num_warps=self._warps)
-        if usual:
-            if len(_compiled) >= _MOST:
-                _compiled.clear()
-            _compiled[shared] = compiled
-            self._runners[key] = compiled[self._grid]
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        shared = None
+        if index >= 0 and self._is_small and not _bits(pointers) % _ALIGNMENT:
+            dtypes = tuple([tensor.dtype for tensor in tensors])
+            kernel = (id(self._kernel), self._warps)
+            shared = (*kernel, constants, index, widths, dtypes)
+        given = (tensors, (*sizes, *widths, *constants))
+        options = {"num_warps": self._warps}
+        with device_guard(index):
+            compiled = _launch_shared(
+                shared, self._kernel, self._grid, pointers, *given, options
+            )
+        if compiled is not None:
+            self._known[key] = compiled
+
+
+class Prepared:
+    """A kernel with everything but the pointers that change from call to call.
+
+    Its caller finds it again by whatever the other arguments depend on: a call looks at
+    nothing but dtypes and alignment of the changing pointers.
+
+    Args:
+        kernel: A Triton kernel.
+        grid: Programs along each axis.
+        given: Arguments by name: numbers, constexprs, and tensors that never change,
+            which are kept alive.
+        varying: Names of the pointers that each call gives, in its order.
+        absent: Stands for the pointers of which nobody speaks; it is not read.
+        warps: Warps per program.
+        registers: Registers per thread at most, where the compiler can be told; 0 for
+            as many as it likes.
+    """
+
+    __slots__ = (
+        "_compiled",
+        "_dtypes",
+        "_grid",
+        "_index",
+        "_is_usual",
+        "_kept",
+        "_kernel",
+        "_options",
+        "_slots",
+        "_template",
+    )
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        given: dict[str, Any],
+        varying: tuple[str, ...],
+        absent: Tensor,
+        warps: int = 1,
+        registers: int = 0,
+    ) -> None:
+        names = kernel.arg_names
+        unknown = {*given, *varying}.difference(names)
+        assert not unknown, f"'{kernel.__name__}' has no {sorted(unknown)}"
+        self._kernel = kernel
+        self._grid = (*grid, 1, 1)[:3]
+        self._options = {"num_warps": warps}
+        if registers and torch.version.hip is None:
+            self._options["maxnreg"] = registers
+        self._slots = tuple([names.index(name) for name in varying])
+        # Tensors where Triton compiles, and addresses where it launches.
+        self._kept = [
+            given.get(name, absent) if name.endswith("_ptr") else given[name]
+            for name in names
+        ]
+        self._template = [
+            value.data_ptr() if isinstance(value, Tensor) else value
+            for value in self._kept
+        ]
+        self._index = absent.get_device()
+        self._is_usual = self._index >= 0 and not self._fixed_bits() % _ALIGNMENT
+        self._compiled: _Compiled | None = None
+        self._dtypes: tuple[torch.dtype, ...] = ()
+
+    def __call__(self, stream: int, *tensors: Tensor) -> None:
+        """Launch on a stream of the current device, which is that of the tensors."""
+        compiled = self._compiled
+        if compiled is None:
+            self._launch_anew(tensors)
+            return
+        arguments = self._template.copy()
+        bits = 0
+        for slot, dtype, tensor in zip(self._slots, self._dtypes, tensors):  # noqa: B905
+            arguments[slot] = address = tensor.data_ptr()
+            bits |= address
+            if tensor.dtype is not dtype:
+                bits = 1
+                break
+        if bits % _ALIGNMENT:
+            self._launch_anew(tensors)
+            return
+        compiled.fire(self._grid, stream, arguments)
+
+    def _fixed_bits(self) -> int:
+        slots = set(self._slots)
+        return _bits(
+            value.data_ptr()
+            for slot, value in enumerate(self._kept)
+            if slot not in slots and isinstance(value, Tensor)
+        )
+
+    def _launch_anew(self, tensors: tuple[Tensor, ...]) -> None:
+        """Launch what was compiled for another graph, or else by Triton's own road."""
+        arguments = self._kept.copy()
+        for slot, tensor in zip(self._slots, tensors, strict=True):
+            arguments[slot] = tensor
+        pointers = [value for value in arguments if isinstance(value, Tensor)]
+        rest = tuple([value for value in arguments if not isinstance(value, Tensor)])
+        addresses = [pointer.data_ptr() for pointer in pointers]
+        shared = None
+        if self._is_usual and not _bits(addresses) % _ALIGNMENT:
+            shared = self._shared_key(arguments)
+        found = _launch_shared(
+            shared, self._kernel, self._grid, addresses, pointers, rest, self._options
+        )
+        if found is not None:
+            self._dtypes = tuple([tensor.dtype for tensor in tensors])
+            self._compiled = found
+
+    def _shared_key(self, arguments: list[Any]) -> tuple[Any, ...] | None:
+        """What Triton compiles a kernel for; None where sizes need 64 bits."""
+        key = [id(self._kernel), *self._options.values(), self._index]
+        for value, parameter in zip(arguments, self._kernel.params, strict=True):
+            if isinstance(value, Tensor):
+                key.append(value.dtype)
+            elif not parameter.do_not_specialize:
+                key.append(value)
+            elif value >= _INT32:
+                return None
+        return tuple(key)
+
+
+def _launch_shared(
+    shared: tuple[Any, ...] | None,
+    kernel: Any,
+    grid: tuple[int, int, int],
+    addresses: list[int],
+    pointers: tuple[Tensor, ...] | list[Tensor],
+    rest: tuple[Any, ...],
+    options: dict[str, int],
+) -> _Compiled | None:
+    """Launch by a key of `_compiled`, or by Triton's road; gives what may be reused.
+
+    Pointers are the first parameters of every kernel.
+    """
+    compiled = _compiled.get(shared) if shared is not None else None
+    if compiled is not None:
+        stream = current_stream(pointers[0].get_device())
+        compiled.fire(grid, stream, [*addresses, *rest])
+        return compiled
+    found = kernel[grid](*pointers, *rest, **options)
+    if shared is None:
+        return None
+    if len(_compiled) >= _MOST:
+        _compiled.clear()
+    compiled = _Compiled(found, found.run, found.function, found.packed_metadata)
+    _compiled[shared] = compiled
+    return compiled
+
+
+def current_stream(index: int) -> int:
+    """The current stream of a device as a number; 0 on the CPU."""
+    return torch._C._cuda_getCurrentRawStream(index) if index >= 0 else 0
 
 
 def current_device() -> int:
@@ -139,8 +310,19 @@ def current_device() -> int:
     return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else -1
 
 
-def on_device(device: torch.device) -> AbstractContextManager[object]:
+def device_guard(index: int) -> AbstractContextManager[object]:
     """Make a GPU current: Triton launches on the current one."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(device)
+    if index < 0 or index == current_device():
+        return _NOTHING
+    return torch.cuda.device(index)
+
+
+def _bits(addresses: Any) -> int:
+    return functools.reduce(int.__or__, addresses, 0)
+
+
+@functools.cache
+def _runtime() -> Any:
+    from triton import knobs
+
+    return knobs.runtime

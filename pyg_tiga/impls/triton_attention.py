@@ -2,29 +2,134 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from pyg_tiga.impls.attention_launch import (
     MERGE_ITEMS,
-    edge_flags,
-    edge_pointers,
+    Form,
+    carve,
+    form_of,
+    found,
+    given,
     laid_out,
-    launcher_for,
     new_state,
-    operand_width,
+    operand_names,
+    piece,
     score_functions,
-    state_pointers,
-    strides,
+    state_names,
     tile_blocks,
+    walk_arguments,
     walk_programs,
-    walk_sizes,
 )
 from pyg_tiga.impls.attention_types import Operands, Options, State
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
+from pyg_tiga.impls.launch import Prepared, current_stream, device_guard
 from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.problem import Problem, Schedule
-from pyg_tiga.relation.csr import WorkItems
+from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
+
+
+class RowsPass:
+    """Softmax-weighted sums of values by destination, with what a backward needs.
+
+    Args:
+        graph: The relation.
+        schedule: Launch choices.
+        form: Form of the operands.
+        out_dtype: Dtype of the result.
+        positive: Keep P and p.
+        bias: Dtype of a bias ``[H, C]`` that is added to the result.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        form: Form,
+        out_dtype: torch.dtype,
+        positive: bool,
+        bias: torch.dtype | None,
+    ) -> None:
+        from pyg_tiga.kernels.edge_attention import attention_rows
+
+        rows = graph.rows()
+        items = rows.work_items(schedule.chunk)
+        blocks = tile_blocks(form, schedule)
+        flags = {"SAVE_POSITIVE": positive, "HAS_BIAS": bias is not None}
+        tiles = (
+            -(-form.heads // blocks.row["BLOCK_H"]),
+            -(-form.channels // blocks.row["BLOCK_C"]),
+        )
+        extra = () if bias is None else ("bias_ptr",)
+        part = state_names(positive, "part") if items.num_items else ()
+        self._parts = _part_sizes(items, form, positive)
+        self._walk = Prepared(
+            attention_rows,
+            (walk_programs(rows, items, schedule), *tiles),
+            {
+                **walk_arguments(graph, rows, items, schedule, form),
+                **score_functions(form.options, "load_row", "load_col", "score"),
+                **flags,
+                **blocks.all,
+            },
+            (*operand_names(form), *state_names(positive), *part, *extra),
+            rows.index,
+            schedule.warps,
+            schedule.registers,
+        )
+        self._merge: Prepared | None = None
+        if items.num_hubs:
+            names = (*state_names(positive), *part, *extra)
+            flags |= {"HEADS": form.heads, "CHANNELS": form.channels}
+            self._merge = _merge(rows, items, tiles, names, {**flags, **blocks.row})
+
+    def __call__(
+        self,
+        stream: int,
+        operands: tuple[Tensor, ...],
+        state: tuple[Tensor, ...],
+        bias: tuple[Tensor, ...],
+    ) -> None:
+        """Launch.
+
+        Args:
+            stream: The current stream.
+            operands: Operands that are there, laid out.
+            state: The parts of a state that are there: the result.
+            bias: The bias, if there is one.
+        """
+        part = carve(operands[0], self._parts)
+        self._walk(stream, *operands, *state, *part, *bias)
+        if self._merge is not None:
+            self._merge(stream, *state, *part, *bias)
+
+
+def _part_sizes(items: WorkItems, form: Form, positive: bool) -> list[int]:
+    if not items.num_items:
+        return []
+    scalar = items.num_items * form.heads
+    sizes = [scalar * form.channels, scalar, scalar]
+    sizes += [scalar * form.channels, scalar] if positive else []
+    return list(map(piece, sizes))
+
+
+def _merge(
+    rows: Grouping,
+    items: WorkItems,
+    tiles: tuple[int, int],
+    varying: tuple[str, ...],
+    arguments: dict[str, Any],
+) -> Prepared:
+    from pyg_tiga.kernels.edge_attention import attention_merge
+
+    hubs = {"hub_row_ptr": items.hub_row, "hub_ptr_ptr": items.hub_ptr}
+    arguments |= {**hubs, "BLOCK_P": MERGE_ITEMS}
+    grid = (items.num_hubs, *tiles)
+    return Prepared(attention_merge, grid, arguments, varying, rows.index)
 
 
 def _forward(
@@ -36,90 +141,19 @@ def _forward(
     positive: bool,
 ) -> State:
     """Softmax-weighted sums of values, with what a backward needs."""
-    from pyg_tiga.kernels.edge_attention import attention_rows
-
     operands = laid_out(operands)
-    value = operands.value
     rows = graph.rows()
-    heads, channels = value.shape[1:]
-    state = new_state(value, rows.num_rows, problem.out_dtype, positive)
+    state = new_state(operands.value, rows.num_rows, problem.out_dtype, positive)
     if state.out.numel() == 0:
         return state
-    items = rows.work_items(schedule.chunk)
-    part = new_state(value, items.num_items, torch.float32, positive)
-    kept = (
-        state_pointers(state, value)
-        if items.num_items == 0
-        else state_pointers(part, value)
-    )
-    blocks = tile_blocks(operands, schedule, channels)
-    flags = {
-        **score_functions(options, "load_row", "load_col", "score"),
-        **edge_flags(operands, options, rows, items),
-        "SAVE_POSITIVE": positive,
-        "BLOCK_R": schedule.rows,
-        "BLOCK_E": schedule.edges,
-        **blocks,
-    }
-    grid = (
-        walk_programs(rows, items, schedule),
-        -(-heads // blocks["BLOCK_H"]),
-        -(-channels // blocks["BLOCK_C"]),
-    )
-    sizes = walk_sizes(graph, rows, items, schedule, options)
-    run = launcher_for(graph, attention_rows, grid, sizes, flags, schedule.warps)
-    tensors = (
-        value,
-        *state_pointers(state, value),
-        *kept,
-        operands.row,
-        operands.col,
-        *edge_pointers(operands, rows, items),
-    )
-    run(
-        tensors,
-        (
-            heads,
-            channels,
-            operand_width(operands.row),
-            *strides(value),
-            *strides(operands.row),
-            *strides(operands.col),
-            float(options.scale),
-            float(options.dropout),
-            options.factor,
-        ),
-    )
-    if items.num_hubs:
-        _merge_rows(graph, state, part, items, blocks, positive)
+    rows.work_items(schedule.chunk)  # Safe to read on this stream.
+    index = operands.value.get_device()
+    with device_guard(index):
+        form = form_of(operands, options)
+        key = ("rows", schedule, form, problem.out_dtype, positive, None)
+        run = found(graph, key, RowsPass)
+        run(current_stream(index), given(operands), given(state), ())
     return state
-
-
-def _merge_rows(
-    graph: Graph,
-    state: State,
-    part: State,
-    items: WorkItems,
-    blocks: dict[str, int],
-    positive: bool,
-) -> None:
-    from pyg_tiga.kernels.edge_attention import attention_merge
-
-    heads, channels = state.out.shape[1:]
-    grid = (
-        items.num_hubs,
-        -(-heads // blocks["BLOCK_H"]),
-        -(-channels // blocks["BLOCK_C"]),
-    )
-    flags = {
-        "SAVE_POSITIVE": positive,
-        "BLOCK_P": MERGE_ITEMS,
-        "BLOCK_H": blocks["BLOCK_H"],
-        "BLOCK_C": blocks["BLOCK_C"],
-    }
-    run = launcher_for(graph, attention_merge, grid, (), flags, 1)
-    pointers = (*state_pointers(state, state.out), *state_pointers(part, state.out))
-    run((*pointers, items.hub_row, items.hub_ptr), (heads, channels))
 
 
 LIMITS = Limits(devices=("cuda", "cpu"), dtypes=FLOATS, min_capability=(8, 0))

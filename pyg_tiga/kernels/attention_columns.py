@@ -5,6 +5,10 @@ delta_i = <g_i, out_i>, the gradient of a score is ds_e = w_e (t_e - delta_i).
 `attention_columns` walks the edges of each source: it gathers g_i and sums the
 gradients of v_j and of the source's operand. With `GRAD_TERM` it also writes those of
 the scores' terms, in the order of the grouping by destination (`slot`).
+
+`FACTORED` needs no t_e: where the operand is a number and the score has a slope f_e in
+it, its gradient is sum f_e ds_e = <v_j, sum f_e w_e kept_e g_i> - sum f_e w_e delta_i,
+whose first sum costs as much as that of v_j's gradient and no sum over channels.
 """
 
 from __future__ import annotations
@@ -14,12 +18,149 @@ import triton.language as tl
 
 from pyg_tiga.kernels.attention_state import load_state
 from pyg_tiga.kernels.attention_tile import (
+    columns_of,
     dropout_factor,
+    gather,
     load_edges,
     load_rows,
-    load_term,
+    load_terms,
 )
 from pyg_tiga.kernels.units import load_units
+
+
+@triton.jit
+def _add_tile(
+    carry,
+    step,
+    end,
+    held,
+    has_loop,
+    b_col,
+    b_v,
+    tables,
+    edges,
+    terms,
+    outputs,
+    strides,
+    heads,
+    c_g,
+    c_k,
+    num_edges,
+    seed,
+    numbers,
+    LOAD_ROW: tl.constexpr,
+    SCORE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    VJP_COL: tl.constexpr,
+    VJP_TERM: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    HAS_TERM: tl.constexpr,
+    HAS_LOOP_TERM: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_PERM: tl.constexpr,
+    SELF_LOOPS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    FACTORED: tl.constexpr,
+    GRAD_TERM: tl.constexpr,
+    GRAD_LOOP_TERM: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Take one tile of edges into the sums of a source."""
+    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
+    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
+    acc, mix, acc_col = carry
+    grad_ptr, state_ptr, row_ptr = tables
+    stride_g, stride_r = strides
+    o_h, m_h = heads
+    scale, drop_p, drop_factor = numbers
+    i, edge_id, m_e, m_loop, live = load_edges(
+        step,
+        end,
+        held,
+        has_loop,
+        num_edges,
+        edges,
+        SELF_LOOPS,
+        HAS_MASK,
+        HAS_PERM,
+        NEEDS_ID,
+        WIDE,
+        TAIL,
+        BLOCK_E,
+    )
+    m_x = m_e | m_loop
+    # Numbers before features, as in `edge_attention`.
+    b_m, b_il, delta, b_row = load_state(
+        state_ptr, i, m_x, o_h, HEADS, EVEN, TAIL, BLOCK_E, BLOCK_H
+    )
+    term = load_terms(
+        terms,
+        edge_id,
+        held,
+        m_e,
+        m_loop,
+        o_h,
+        m_h,
+        HEADS,
+        HAS_TERM,
+        HAS_LOOP_TERM,
+        TAIL,
+        BLOCK_E,
+    )
+    if VECTOR:
+        b_row = LOAD_ROW(row_ptr, i, m_x, c_k, stride_r, EVEN, TAIL)
+        b_row = tl.reshape(b_row, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_K])
+        term = tl.reshape(term, [BLOCK_U, BLOCK_S, BLOCK_H])
+    b_g = gather(grad_ptr, i, m_x, c_g, stride_g, EVEN, TAIL).to(tl.float32)
+    b_g = tl.reshape(b_g, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C])
+    s, aux = SCORE(b_row, b_col, term, scale)
+    w = tl.exp(tl.reshape(s, [BLOCK_E, BLOCK_H]) - b_m) * b_il
+    if TAIL or SELF_LOOPS or HAS_MASK:
+        # Masked edges have 1 / l = 0 but may overflow: they must not be read.
+        w = tl.where(live[:, None], w, 0.0)
+    b_w = w
+    if DROPOUT:
+        kept = dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
+        b_w = w * kept
+    acc += tl.sum(tl.reshape(b_w, [BLOCK_U, BLOCK_S, BLOCK_H, 1]) * b_g, axis=0)
+    if FACTORED:
+        slope = tl.reshape(SLOPE(aux, scale), [BLOCK_E, BLOCK_H])
+        b_w = tl.reshape(b_w * slope, [BLOCK_U, BLOCK_S, BLOCK_H, 1])
+        mix += tl.sum(b_w * b_g, axis=0)
+        acc_col -= w * slope * delta
+    else:
+        t = tl.reshape(tl.sum(b_g * b_v, axis=3), [BLOCK_E, BLOCK_H])
+        if DROPOUT:
+            t = t * kept
+        ds = w * (t - delta)
+        if VECTOR:
+            b_ds = tl.reshape(ds, [BLOCK_U, BLOCK_S, BLOCK_H])
+            acc_col += tl.sum(VJP_COL(b_ds, b_row, b_col, aux, scale), axis=0)
+            aux = tl.reshape(aux, [BLOCK_E, BLOCK_H])
+        else:
+            acc_col += VJP_COL(ds, b_row, b_col, aux, scale)
+        if GRAD_TERM or GRAD_LOOP_TERM:
+            # Edges that are masked or stored loops get their 0 here, too.
+            grad_term_ptr, grad_loop_term_ptr, slot_ptr = outputs
+            b_t = tl.where(live[:, None], VJP_TERM(ds, aux, scale), 0.0)
+        if GRAD_TERM:
+            o_e = step + tl.arange(0, BLOCK_E)
+            slot = tl.load(slot_ptr + o_e, mask=m_e, other=0)
+            slot = slot.to(tl.int64 if WIDE else tl.int32)
+            p_t = grad_term_ptr + ((slot * HEADS)[:, None] + o_h[None, :])
+            tl.store(p_t, b_t, mask=m_e[:, None] & m_h[None, :])
+        if GRAD_LOOP_TERM and TAIL:
+            p_t = grad_loop_term_ptr + (i * HEADS)[:, None] + o_h[None, :]
+            tl.store(p_t, b_t, mask=m_loop[:, None] & m_h[None, :])
+    return acc, mix, acc_col
 
 
 @triton.jit(
@@ -55,9 +196,6 @@ def attention_columns(
     chunk,
     num_loops,
     num_edges,
-    heads,
-    channels,
-    width,
     stride_vn,
     stride_vh,
     stride_gn,
@@ -72,8 +210,15 @@ def attention_columns(
     LOAD_ROW: tl.constexpr,
     LOAD_COL: tl.constexpr,
     SCORE: tl.constexpr,
+    SLOPE: tl.constexpr,
     VJP_COL: tl.constexpr,
     VJP_TERM: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DENSE: tl.constexpr,
+    WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -81,24 +226,43 @@ def attention_columns(
     HAS_PERM: tl.constexpr,
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    FACTORED: tl.constexpr,
     GRAD_TERM: tl.constexpr,
     GRAD_LOOP_TERM: tl.constexpr,
     ATT_SRC: tl.constexpr,
     ATT_DST: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
+    EVEN: tl.constexpr = (
+        HEADS % BLOCK_H == 0 and CHANNELS == BLOCK_C and WIDTH == BLOCK_K
+    )
+    i_h = tl.program_id(1)
+    if DENSE:
+        strides = (HEADS * CHANNELS, HEADS * WIDTH)
+        stride_v, stride_c = HEADS * CHANNELS, HEADS * WIDTH
+        c_v = columns_of(i_h, 0, HEADS, CHANNELS, BLOCK_H, CHANNELS, BLOCK_C)
+        c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
+        c_g, c_r = c_v, c_k
+    else:
+        strides = (stride_gn, stride_rn)
+        stride_v, stride_c = stride_vn, stride_cn
+        c_v = columns_of(i_h, 0, HEADS, stride_vh, BLOCK_H, CHANNELS, BLOCK_C)
+        c_g = columns_of(i_h, 0, HEADS, stride_gh, BLOCK_H, CHANNELS, BLOCK_C)
+        c_k = columns_of(i_h, 0, HEADS, stride_ch, BLOCK_H, WIDTH, BLOCK_K)
+        c_r = columns_of(i_h, 0, HEADS, stride_rh, BLOCK_H, WIDTH, BLOCK_K)
+    o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     o_c = tl.arange(0, BLOCK_C)  # [BLOCK_C]
     o_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
-    m_h, m_c, m_k = o_h < heads, o_c < channels, o_k < width
+    m_h, m_c, m_k = o_h < HEADS, o_c < CHANNELS, o_k < WIDTH
     m_hc = m_h[:, None] & m_c[None, :]
     m_hk = m_h[:, None] & m_k[None, :]
-    one = tl.zeros([1], dtype=tl.int64)
+    seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr)
     for r in range(BLOCK_R):
@@ -107,94 +271,128 @@ def attention_columns(
             u, ptr_ptr, item_row_ptr, item_start_ptr, num_rows, num_items, chunk, SPLIT
         )
         if m_col:
-            held = col + one  # [1]
-            m_x = held >= 0
-            b_col = LOAD_COL(
-                col_ptr, held, m_x, o_h, m_h, o_k, m_k, stride_cn, stride_ch
+            held = col.to(tl.int64 if WIDE else tl.int32)
+            has_loop = SELF_LOOPS & (col < num_loops) & (start == first)
+            one = held + tl.zeros([1], dtype=held.dtype)
+            b_col = LOAD_COL(col_ptr, one, one >= 0, c_k, stride_c, EVEN, False)
+            b_v = gather(value_ptr, one, one >= 0, c_v, stride_v, EVEN, False)
+            b_v = tl.reshape(b_v, [1, 1, BLOCK_H, BLOCK_C]).to(tl.float32)
+            if VECTOR:
+                b_col = tl.reshape(b_col, [1, 1, BLOCK_H, BLOCK_K])
+                acc_col = tl.zeros([BLOCK_S, BLOCK_H, BLOCK_K], dtype=tl.float32)
+            else:
+                b_col = tl.reshape(b_col, [1, BLOCK_H])
+                acc_col = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
+            carry = (
+                tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
+                tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
+                acc_col,
             )
-            b_v = load_rows(
-                value_ptr, held, m_x, o_h, m_h, o_c, m_c, stride_vn, stride_vh
-            )
-            acc = tl.zeros([BLOCK_H, BLOCK_C], dtype=tl.float32)
-            acc_col = tl.zeros([BLOCK_H, BLOCK_K], dtype=tl.float32)
-            if SELF_LOOPS:
-                if (col < num_loops) & (start == first):
-                    b_row = LOAD_ROW(
-                        row_ptr, held, m_x, o_h, m_h, o_k, m_k, stride_rn, stride_rh
-                    )
-                    term = tl.zeros([1, BLOCK_H], dtype=tl.float32)
-                    if HAS_LOOP_TERM:
-                        term = load_term(loop_term_ptr, held, m_x, o_h, m_h, heads)
-                    s, aux = SCORE(b_row, b_col, term, scale)
-                    b_m, b_il, delta = load_state(state_ptr, held, m_x, o_h, m_h, heads)
-                    b_g = load_rows(
-                        grad_ptr, held, m_x, o_h, m_h, o_c, m_c, stride_gn, stride_gh
-                    )
-                    w = tl.exp(s - b_m) * b_il  # [1, BLOCK_H]
-                    kept = tl.full([1, BLOCK_H], 1.0, dtype=tl.float32)
-                    if DROPOUT:
-                        kept = dropout_factor(
-                            seed, held + num_edges, o_h, drop_p, drop_factor
-                        )
-                    acc = tl.sum((w * kept)[:, :, None] * b_g, axis=0)
-                    ds = w * (kept * tl.sum(b_g * b_v, axis=2) - delta)
-                    acc_col = tl.sum(VJP_COL(ds, b_row, b_col, aux, scale), axis=0)
-                    if GRAD_LOOP_TERM:
-                        p_t = grad_loop_term_ptr + (held * heads)[:, None]
-                        tl.store(
-                            p_t + o_h[None, :],
-                            VJP_TERM(ds, aux, scale),
-                            mask=m_h[None, :],
-                        )
-            for step in range(start, end, BLOCK_E):
-                i, edge_id, m_e = load_edges(
+            full = start + (end - start) // BLOCK_E * BLOCK_E
+            for step in range(start, full, BLOCK_E):
+                carry = _add_tile(
+                    carry,
                     step,
                     end,
-                    col,
-                    index_ptr,
-                    perm_ptr,
-                    mask_ptr,
-                    SELF_LOOPS,
+                    held,
+                    has_loop,
+                    b_col,
+                    b_v,
+                    (grad_ptr, state_ptr, row_ptr),
+                    (index_ptr, perm_ptr, mask_ptr),
+                    (term_ptr, loop_term_ptr),
+                    (grad_term_ptr, grad_loop_term_ptr, slot_ptr),
+                    strides,
+                    (o_h, m_h),
+                    c_g,
+                    c_r,
+                    num_edges,
+                    seed,
+                    (scale, drop_p, drop_factor),
+                    LOAD_ROW,
+                    SCORE,
+                    SLOPE,
+                    VJP_COL,
+                    VJP_TERM,
+                    VECTOR,
+                    HEADS,
+                    HAS_TERM,
+                    HAS_LOOP_TERM,
                     HAS_MASK,
                     HAS_PERM,
-                    NEEDS_ID,
-                    BLOCK_E,
+                    SELF_LOOPS,
+                    DROPOUT,
+                    FACTORED,
+                    GRAD_TERM,
+                    GRAD_LOOP_TERM,
+                    EVEN,
+                    WIDE,
+                    False,
+                    BLOCK_U,
+                    BLOCK_S,
+                    BLOCK_H,
+                    BLOCK_C,
+                    BLOCK_K,
                 )
-                b_g = load_rows(
-                    grad_ptr, i, m_e, o_h, m_h, o_c, m_c, stride_gn, stride_gh
+            if full < end + has_loop:
+                carry = _add_tile(
+                    carry,
+                    full,
+                    end,
+                    held,
+                    has_loop,
+                    b_col,
+                    b_v,
+                    (grad_ptr, state_ptr, row_ptr),
+                    (index_ptr, perm_ptr, mask_ptr),
+                    (term_ptr, loop_term_ptr),
+                    (grad_term_ptr, grad_loop_term_ptr, slot_ptr),
+                    strides,
+                    (o_h, m_h),
+                    c_g,
+                    c_r,
+                    num_edges,
+                    seed,
+                    (scale, drop_p, drop_factor),
+                    LOAD_ROW,
+                    SCORE,
+                    SLOPE,
+                    VJP_COL,
+                    VJP_TERM,
+                    VECTOR,
+                    HEADS,
+                    HAS_TERM,
+                    HAS_LOOP_TERM,
+                    HAS_MASK,
+                    HAS_PERM,
+                    SELF_LOOPS,
+                    DROPOUT,
+                    FACTORED,
+                    GRAD_TERM,
+                    GRAD_LOOP_TERM,
+                    EVEN,
+                    WIDE,
+                    True,
+                    BLOCK_U,
+                    BLOCK_S,
+                    BLOCK_H,
+                    BLOCK_C,
+                    BLOCK_K,
                 )
-                b_row = LOAD_ROW(
-                    row_ptr, i, m_e, o_h, m_h, o_k, m_k, stride_rn, stride_rh
+            s_acc, s_mix, s_col = carry
+            acc = tl.sum(s_acc, axis=0)  # [BLOCK_H, BLOCK_C]
+            acc_col = tl.sum(s_col, axis=0)
+            if FACTORED:
+                acc_col += tl.sum(
+                    tl.sum(s_mix, axis=0) * tl.reshape(b_v, [BLOCK_H, BLOCK_C]), axis=1
                 )
-                b_m, b_il, delta = load_state(state_ptr, i, m_e, o_h, m_h, heads)
-                term = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
-                if HAS_TERM:
-                    term = load_term(term_ptr, edge_id, m_e, o_h, m_h, heads)
-                s, aux = SCORE(b_row, b_col, term, scale)
-                # Masked edges have 1 / l = 0 but may overflow: they must not be read.
-                w = tl.where(m_e[:, None], tl.exp(s - b_m) * b_il, 0.0)
-                t = tl.sum(b_g * b_v, axis=2)  # [BLOCK_E, BLOCK_H]
-                b_w = w
-                if DROPOUT:
-                    kept = dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
-                    b_w = w * kept
-                    t = t * kept
-                acc += tl.sum(b_w[:, :, None] * b_g, axis=0)
-                ds = w * (t - delta)
-                acc_col += tl.sum(VJP_COL(ds, b_row, b_col, aux, scale), axis=0)
-                if GRAD_TERM:
-                    # Edges that are masked or stored loops get their 0 here, too.
-                    o_e = step + tl.arange(0, BLOCK_E)
-                    slot = tl.load(slot_ptr + o_e, mask=o_e < end, other=0).to(tl.int64)
-                    p_t = grad_term_ptr + (slot * heads)[:, None] + o_h[None, :]
-                    b_t = tl.where(m_e[:, None], VJP_TERM(ds, aux, scale), 0.0)
-                    tl.store(p_t, b_t, mask=(o_e < end)[:, None] & m_h[None, :])
+            acc_col = tl.reshape(acc_col, [BLOCK_H, BLOCK_K])
             if SPLIT:
                 if m_item:
-                    o_p = u.to(tl.int64) * heads + o_h  # [BLOCK_H]
-                    p_v = part_ptr + o_p[:, None] * channels + o_c[None, :]
+                    o_p = u.to(tl.int64) * HEADS + o_h  # [BLOCK_H]
+                    p_v = part_ptr + o_p[:, None] * CHANNELS + o_c[None, :]
                     tl.store(p_v, acc, mask=m_hc)
-                    p_c = part_col_ptr + o_p[:, None] * width + o_k[None, :]
+                    p_c = part_col_ptr + o_p[:, None] * WIDTH + o_k[None, :]
                     tl.store(p_c, acc_col, mask=m_hk)
             if m_item == 0:
                 store_column(
@@ -212,9 +410,9 @@ def attention_columns(
                     m_h,
                     m_c,
                     m_k,
-                    heads,
-                    channels,
-                    width,
+                    HEADS,
+                    CHANNELS,
+                    WIDTH,
                     ATT_SRC,
                     ATT_DST,
                 )
@@ -236,9 +434,9 @@ def store_column(
     m_h,
     m_c,
     m_k,
-    heads,
-    channels,
-    width,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
     ATT_SRC: tl.constexpr,
     ATT_DST: tl.constexpr,
 ):
@@ -248,17 +446,17 @@ def store_column(
     v_j; with `ATT_DST` so does that of the node as a destination.
     """
     m_hc = m_h[:, None] & m_c[None, :]
-    o_hc = o_h[:, None] * channels + o_c[None, :]
+    o_hc = o_h[:, None] * CHANNELS + o_c[None, :]
     if ATT_SRC:
         att = tl.load(att_src_ptr + o_hc, mask=m_hc, other=0.0).to(tl.float32)
         acc += tl.sum(acc_col, axis=1)[:, None] * att
     if ATT_DST:
         att = tl.load(att_dst_ptr + o_hc, mask=m_hc, other=0.0).to(tl.float32)
-        grad_row = tl.load(grad_row_ptr + col * heads + o_h, mask=m_h, other=0.0)
+        grad_row = tl.load(grad_row_ptr + col * HEADS + o_h, mask=m_h, other=0.0)
         acc += grad_row[:, None] * att
-    p_v = grad_value_ptr + (col * heads) * channels + o_hc
+    p_v = grad_value_ptr + (col * HEADS) * CHANNELS + o_hc
     tl.store(p_v, acc.to(grad_value_ptr.dtype.element_ty), mask=m_hc)
-    p_c = grad_col_ptr + (col * heads + o_h)[:, None] * width + o_k[None, :]
+    p_c = grad_col_ptr + (col * HEADS + o_h)[:, None] * WIDTH + o_k[None, :]
     grad_col = acc_col.to(grad_col_ptr.dtype.element_ty)
     tl.store(p_c, grad_col, mask=m_h[:, None] & m_k[None, :])
 
@@ -274,9 +472,9 @@ def columns_merge(
     grad_row_ptr,
     hub_row_ptr,
     hub_ptr_ptr,
-    heads,
-    channels,
-    width,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
     ATT_SRC: tl.constexpr,
     ATT_DST: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -287,7 +485,7 @@ def columns_merge(
     """Add up the pieces of each long column, in fixed order."""
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c, o_k = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_K)
-    m_h, m_c, m_k = o_h < heads, o_c < channels, o_k < width
+    m_h, m_c, m_k = o_h < HEADS, o_c < CHANNELS, o_k < WIDTH
     col = tl.load(hub_row_ptr + tl.program_id(0)).to(tl.int64)
     if col >= 0:
         first = tl.load(hub_ptr_ptr + tl.program_id(0))
@@ -297,10 +495,10 @@ def columns_merge(
         for k in range(first, last, BLOCK_P):
             o_p = (k + tl.arange(0, BLOCK_P)).to(tl.int64)
             m_p = o_p < last
-            n = heads * channels
-            acc += load_rows(part_ptr, o_p, m_p, o_h, m_h, o_c, m_c, n, channels)
-            n = heads * width
-            acc_col += load_rows(part_col_ptr, o_p, m_p, o_h, m_h, o_k, m_k, n, width)
+            n = HEADS * CHANNELS
+            acc += load_rows(part_ptr, o_p, m_p, o_h, m_h, o_c, m_c, n, CHANNELS)
+            n = HEADS * WIDTH
+            acc_col += load_rows(part_col_ptr, o_p, m_p, o_h, m_h, o_k, m_k, n, WIDTH)
         store_column(
             grad_value_ptr,
             grad_col_ptr,
@@ -316,9 +514,9 @@ def columns_merge(
             m_h,
             m_c,
             m_k,
-            heads,
-            channels,
-            width,
+            HEADS,
+            CHANNELS,
+            WIDTH,
             ATT_SRC,
             ATT_DST,
         )

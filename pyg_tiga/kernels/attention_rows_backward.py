@@ -10,14 +10,133 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.attention_state import load_state
 from pyg_tiga.kernels.attention_tile import (
+    columns_of,
     dropout_factor,
+    gather,
     load_edges,
-    load_rows,
-    load_term,
+    load_terms,
 )
 from pyg_tiga.kernels.units import load_units
+
+
+@triton.jit
+def _add_tile(
+    carry,
+    step,
+    end,
+    held,
+    has_loop,
+    b_row,
+    b_g,
+    state,
+    tables,
+    edges,
+    terms,
+    strides,
+    heads,
+    c_v,
+    c_k,
+    num_edges,
+    seed,
+    numbers,
+    LOAD_COL: tl.constexpr,
+    SCORE: tl.constexpr,
+    SLOPE: tl.constexpr,
+    VJP_ROW: tl.constexpr,
+    VJP_PARAM: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    HAS_TERM: tl.constexpr,
+    HAS_LOOP_TERM: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_PERM: tl.constexpr,
+    SELF_LOOPS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    FACTORED: tl.constexpr,
+    HAS_PARAM: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Take one tile of edges into the sums of a destination."""
+    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
+    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
+    acc, acc_param, mix = carry
+    b_m, b_il, delta = state
+    value_ptr, col_ptr = tables
+    stride_v, stride_c = strides
+    o_h, m_h = heads
+    scale, drop_p, drop_factor = numbers
+    j, edge_id, m_e, m_loop, live = load_edges(
+        step,
+        end,
+        held,
+        has_loop,
+        num_edges,
+        edges,
+        SELF_LOOPS,
+        HAS_MASK,
+        HAS_PERM,
+        NEEDS_ID,
+        WIDE,
+        TAIL,
+        BLOCK_E,
+    )
+    m_x = m_e | m_loop
+    # Numbers before features, as in `edge_attention`.
+    b_col = LOAD_COL(col_ptr, j, m_x, c_k, stride_c, EVEN, TAIL)
+    term = load_terms(
+        terms,
+        edge_id,
+        held,
+        m_e,
+        m_loop,
+        o_h,
+        m_h,
+        HEADS,
+        HAS_TERM,
+        HAS_LOOP_TERM,
+        TAIL,
+        BLOCK_E,
+    )
+    if VECTOR:
+        b_col = tl.reshape(b_col, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_K])
+        term = tl.reshape(term, [BLOCK_U, BLOCK_S, BLOCK_H])
+    b_v = gather(value_ptr, j, m_x, c_v, stride_v, EVEN, TAIL).to(tl.float32)
+    b_v = tl.reshape(b_v, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C])
+    s, aux = SCORE(b_row, b_col, term, scale)
+    w = tl.exp(tl.reshape(s, [BLOCK_E, BLOCK_H]) - b_m[None, :]) * b_il[None, :]
+    if TAIL or SELF_LOOPS or HAS_MASK:
+        w = tl.where(live[:, None], w, 0.0)
+    b_w = w
+    if DROPOUT:
+        kept = dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
+        b_w = w * kept
+    if FACTORED:
+        slope = SLOPE(aux, scale)
+        b_w = tl.reshape(b_w * slope, [BLOCK_U, BLOCK_S, BLOCK_H, 1])
+        mix += tl.sum(b_w * b_v, axis=0)
+        acc -= w * slope * delta[None, :]
+    else:
+        t = tl.reshape(tl.sum(b_g * b_v, axis=3), [BLOCK_E, BLOCK_H])
+        ds = b_w * t - w * delta[None, :]
+        if VECTOR:
+            ds = tl.reshape(ds, [BLOCK_U, BLOCK_S, BLOCK_H])
+            acc += tl.sum(VJP_ROW(ds, b_row, b_col, aux, scale), axis=0)
+            if HAS_PARAM:
+                b_param = VJP_PARAM(ds, b_row, b_col, aux, scale)
+                acc_param += tl.sum(b_param, axis=0)
+        else:
+            acc += VJP_ROW(ds, b_row, b_col, aux, scale)
+            if HAS_PARAM:
+                acc_param += VJP_PARAM(ds, b_row, b_col, aux, scale)
+    return acc, acc_param, mix
 
 
 @triton.jit(
@@ -46,9 +165,6 @@ def attention_rows_backward(
     chunk,
     num_loops,
     num_edges,
-    heads,
-    channels,
-    width,
     stride_vn,
     stride_vh,
     stride_gn,
@@ -63,8 +179,15 @@ def attention_rows_backward(
     LOAD_ROW: tl.constexpr,
     LOAD_COL: tl.constexpr,
     SCORE: tl.constexpr,
+    SLOPE: tl.constexpr,
     VJP_ROW: tl.constexpr,
     VJP_PARAM: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DENSE: tl.constexpr,
+    WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -72,20 +195,39 @@ def attention_rows_backward(
     HAS_PERM: tl.constexpr,
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    FACTORED: tl.constexpr,
     HAS_PARAM: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Gradient of the destination's operand, and of a parameter by unit of work."""
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c, o_k = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_K)
-    m_h, m_c, m_k = o_h < heads, o_c < channels, o_k < width
+    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
+    EVEN: tl.constexpr = (
+        HEADS % BLOCK_H == 0 and CHANNELS == BLOCK_C and WIDTH == BLOCK_K
+    )
+    i_h = tl.program_id(1)
+    if DENSE:
+        strides = (HEADS * CHANNELS, HEADS * WIDTH)
+        stride_g, stride_r = HEADS * CHANNELS, HEADS * WIDTH
+        c_v = columns_of(i_h, 0, HEADS, CHANNELS, BLOCK_H, CHANNELS, BLOCK_C)
+        c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
+        c_g, c_r = c_v, c_k
+    else:
+        strides = (stride_vn, stride_cn)
+        stride_g, stride_r = stride_gn, stride_rn
+        c_v = columns_of(i_h, 0, HEADS, stride_vh, BLOCK_H, CHANNELS, BLOCK_C)
+        c_g = columns_of(i_h, 0, HEADS, stride_gh, BLOCK_H, CHANNELS, BLOCK_C)
+        c_k = columns_of(i_h, 0, HEADS, stride_ch, BLOCK_H, WIDTH, BLOCK_K)
+        c_r = columns_of(i_h, 0, HEADS, stride_rh, BLOCK_H, WIDTH, BLOCK_K)
+    o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
+    o_k = tl.arange(0, BLOCK_K)
+    m_h, m_k = o_h < HEADS, o_k < WIDTH
     m_hk = m_h[:, None] & m_k[None, :]
-    one = tl.zeros([1], dtype=tl.int64)
+    seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr)
     for r in range(BLOCK_R):
@@ -94,79 +236,134 @@ def attention_rows_backward(
             u, ptr_ptr, item_row_ptr, item_start_ptr, num_rows, num_items, chunk, SPLIT
         )
         if m_row:
-            held = row + one  # [1]
-            m_x = held >= 0
-            b_row = LOAD_ROW(
-                row_ptr, held, m_x, o_h, m_h, o_k, m_k, stride_rn, stride_rh
+            held = row.to(tl.int64 if WIDE else tl.int32)
+            has_loop = SELF_LOOPS & (row < num_loops) & (start == first)
+            one = held + tl.zeros([1], dtype=held.dtype)
+            b_row = LOAD_ROW(row_ptr, one, one >= 0, c_r, stride_r, EVEN, False)
+            b_g = gather(grad_ptr, one, one >= 0, c_g, stride_g, EVEN, False)
+            b_g = tl.reshape(b_g, [1, 1, BLOCK_H, BLOCK_C]).to(tl.float32)
+            p_state = state_ptr + (row * HEADS + o_h) * 4  # [BLOCK_H]
+            b_m = tl.load(p_state, mask=m_h, other=0.0)
+            b_il = tl.load(p_state + 1, mask=m_h, other=0.0)
+            delta = tl.load(p_state + 2, mask=m_h, other=0.0)
+            if VECTOR:
+                b_row = tl.reshape(b_row, [1, 1, BLOCK_H, BLOCK_K])
+                acc = tl.zeros([BLOCK_S, BLOCK_H, BLOCK_K], dtype=tl.float32)
+                acc_param = tl.zeros([BLOCK_S, BLOCK_H, BLOCK_K], dtype=tl.float32)
+            else:
+                b_row = tl.reshape(b_row, [1, BLOCK_H])
+                acc = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
+                acc_param = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
+            carry = (
+                acc,
+                acc_param,
+                tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
-            b_g = load_rows(
-                grad_ptr, held, m_x, o_h, m_h, o_c, m_c, stride_gn, stride_gh
-            )
-            b_m, b_il, delta = load_state(state_ptr, held, m_x, o_h, m_h, heads)
-            acc = tl.zeros([BLOCK_H, BLOCK_K], dtype=tl.float32)
-            acc_param = tl.zeros([BLOCK_H, BLOCK_K], dtype=tl.float32)
-            if SELF_LOOPS:
-                if (row < num_loops) & (start == first):
-                    b_col = LOAD_COL(
-                        col_ptr, held, m_x, o_h, m_h, o_k, m_k, stride_cn, stride_ch
-                    )
-                    term = tl.zeros([1, BLOCK_H], dtype=tl.float32)
-                    if HAS_LOOP_TERM:
-                        term = load_term(loop_term_ptr, held, m_x, o_h, m_h, heads)
-                    s, aux = SCORE(b_row, b_col, term, scale)
-                    b_v = load_rows(
-                        value_ptr, held, m_x, o_h, m_h, o_c, m_c, stride_vn, stride_vh
-                    )
-                    t = tl.sum(b_g * b_v, axis=2)
-                    if DROPOUT:
-                        t = t * dropout_factor(
-                            seed, held + num_edges, o_h, drop_p, drop_factor
-                        )
-                    ds = tl.exp(s - b_m) * b_il * (t - delta)
-                    acc = tl.sum(VJP_ROW(ds, b_row, b_col, aux, scale), axis=0)
-                    if HAS_PARAM:
-                        acc_param = tl.sum(
-                            VJP_PARAM(ds, b_row, b_col, aux, scale), axis=0
-                        )
-            for step in range(start, end, BLOCK_E):
-                j, edge_id, m_e = load_edges(
+            full = start + (end - start) // BLOCK_E * BLOCK_E
+            for step in range(start, full, BLOCK_E):
+                carry = _add_tile(
+                    carry,
                     step,
                     end,
-                    row,
-                    index_ptr,
-                    perm_ptr,
-                    mask_ptr,
-                    SELF_LOOPS,
+                    held,
+                    has_loop,
+                    b_row,
+                    b_g,
+                    (b_m, b_il, delta),
+                    (value_ptr, col_ptr),
+                    (index_ptr, perm_ptr, mask_ptr),
+                    (term_ptr, loop_term_ptr),
+                    strides,
+                    (o_h, m_h),
+                    c_v,
+                    c_k,
+                    num_edges,
+                    seed,
+                    (scale, drop_p, drop_factor),
+                    LOAD_COL,
+                    SCORE,
+                    SLOPE,
+                    VJP_ROW,
+                    VJP_PARAM,
+                    VECTOR,
+                    HEADS,
+                    HAS_TERM,
+                    HAS_LOOP_TERM,
                     HAS_MASK,
                     HAS_PERM,
-                    NEEDS_ID,
-                    BLOCK_E,
+                    SELF_LOOPS,
+                    DROPOUT,
+                    FACTORED,
+                    HAS_PARAM,
+                    EVEN,
+                    WIDE,
+                    False,
+                    BLOCK_U,
+                    BLOCK_S,
+                    BLOCK_H,
+                    BLOCK_C,
+                    BLOCK_K,
                 )
-                b_col = LOAD_COL(
-                    col_ptr, j, m_e, o_h, m_h, o_k, m_k, stride_cn, stride_ch
+            if full < end + has_loop:
+                carry = _add_tile(
+                    carry,
+                    full,
+                    end,
+                    held,
+                    has_loop,
+                    b_row,
+                    b_g,
+                    (b_m, b_il, delta),
+                    (value_ptr, col_ptr),
+                    (index_ptr, perm_ptr, mask_ptr),
+                    (term_ptr, loop_term_ptr),
+                    strides,
+                    (o_h, m_h),
+                    c_v,
+                    c_k,
+                    num_edges,
+                    seed,
+                    (scale, drop_p, drop_factor),
+                    LOAD_COL,
+                    SCORE,
+                    SLOPE,
+                    VJP_ROW,
+                    VJP_PARAM,
+                    VECTOR,
+                    HEADS,
+                    HAS_TERM,
+                    HAS_LOOP_TERM,
+                    HAS_MASK,
+                    HAS_PERM,
+                    SELF_LOOPS,
+                    DROPOUT,
+                    FACTORED,
+                    HAS_PARAM,
+                    EVEN,
+                    WIDE,
+                    True,
+                    BLOCK_U,
+                    BLOCK_S,
+                    BLOCK_H,
+                    BLOCK_C,
+                    BLOCK_K,
                 )
-                b_v = load_rows(
-                    value_ptr, j, m_e, o_h, m_h, o_c, m_c, stride_vn, stride_vh
+            s_row, s_param, s_mix = carry
+            acc = tl.sum(s_row, axis=0)
+            if FACTORED:
+                acc += tl.sum(
+                    tl.sum(s_mix, axis=0) * tl.reshape(b_g, [BLOCK_H, BLOCK_C]), axis=1
                 )
-                term = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
-                if HAS_TERM:
-                    term = load_term(term_ptr, edge_id, m_e, o_h, m_h, heads)
-                s, aux = SCORE(b_row, b_col, term, scale)
-                t = tl.sum(b_g * b_v, axis=2)
-                if DROPOUT:
-                    t = t * dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
-                ds = tl.where(m_e[:, None], tl.exp(s - b_m) * b_il * (t - delta), 0.0)
-                acc += tl.sum(VJP_ROW(ds, b_row, b_col, aux, scale), axis=0)
-                if HAS_PARAM:
-                    acc_param += tl.sum(VJP_PARAM(ds, b_row, b_col, aux, scale), axis=0)
+            acc = tl.reshape(acc, [BLOCK_H, BLOCK_K])
             if HAS_PARAM:
-                o_u = (u.to(tl.int64) * heads + o_h)[:, None] * width + o_k[None, :]
-                tl.store(grad_param_ptr + o_u, acc_param, mask=m_hk)
+                b_param = tl.reshape(tl.sum(s_param, axis=0), [BLOCK_H, BLOCK_K])
+                o_u = (u.to(tl.int64) * HEADS + o_h)[:, None] * WIDTH + o_k[None, :]
+                tl.store(grad_param_ptr + o_u, b_param, mask=m_hk)
             if SPLIT:
                 if m_item:
-                    o_p = (u.to(tl.int64) * heads + o_h)[:, None] * width
+                    o_p = (u.to(tl.int64) * HEADS + o_h)[:, None] * WIDTH
                     tl.store(part_ptr + o_p + o_k[None, :], acc, mask=m_hk)
             if m_item == 0:
-                o_r = (row * heads + o_h)[:, None] * width + o_k[None, :]
+                o_r = (row * HEADS + o_h)[:, None] * WIDTH + o_k[None, :]
                 grad_row = acc.to(grad_row_ptr.dtype.element_ty)
                 tl.store(grad_row_ptr + o_r, grad_row, mask=m_hk)

@@ -1,4 +1,10 @@
-"""What the kernels of the edge-attention template share about one tile of edges."""
+"""What the kernels of the edge-attention template share about one tile of edges.
+
+A tile holds `BLOCK_E` edges of one row. Numbers per edge and head stand in [E, H], each
+in one thread; features are gathered as [E, H * C], whole lines at a time, and seen as
+[U, S, H, C] with E = U * S: the S edges that one load instruction of a warp covers, U
+times. Sums over U stay inside a thread, and those over S wait until the row is done.
+"""
 
 from __future__ import annotations
 
@@ -37,36 +43,97 @@ def load_rows(ptr, idx, m_x, o_h, m_h, o_c, m_c, stride_n, stride_h):
 
 
 @triton.jit
+def columns_of(
+    i_h, i_c, heads, stride_h, H: tl.constexpr, N: tl.constexpr, C: tl.constexpr
+):
+    """Offsets of a slice [H, C] of the columns of a row [heads, N], and which exist."""
+    o = tl.arange(0, H * C)
+    head, channel = i_h * H + o // C, i_c * C + o % C
+    return head * stride_h + channel, (head < heads) & (channel < N)
+
+
+@triton.jit
+def gather(ptr, idx, m_x, columns, stride, EVEN: tl.constexpr, MASKED: tl.constexpr):
+    """Columns of the rows `idx` of a table, [X, F], 0 where masked."""
+    o_f, m_f = columns
+    p = ptr + ((idx * stride)[:, None] + o_f[None, :])
+    if MASKED:
+        if EVEN:
+            return tl.load(p, mask=m_x[:, None], other=0.0)
+        return tl.load(p, mask=m_x[:, None] & m_f[None, :], other=0.0)
+    if EVEN:
+        return tl.load(p)
+    return tl.load(p, mask=m_f[None, :], other=0.0)
+
+
+@triton.jit
 def load_edges(
     step,
     end,
     held,
-    index_ptr,
-    perm_ptr,
-    mask_ptr,
+    has_loop,
+    num_edges,
+    edges,
     SELF_LOOPS: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_PERM: tl.constexpr,
     NEEDS_ID: tl.constexpr,
+    WIDE: tl.constexpr,
+    TAIL: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Other ends, ids and liveness of the edges from `step` on, [E] each."""
+    """The edges from `step` on: other ends, ids, what is stored, a loop, takes part.
+
+    Without `TAIL` all of them are stored. With it the row's implicit loop, if it has
+    one, comes after its last edge.
+    """
+    index_ptr, perm_ptr, mask_ptr = edges
     o_e = step + tl.arange(0, BLOCK_E)
     m_e = o_e < end
-    other = tl.load(index_ptr + o_e, mask=m_e, other=0).to(tl.int64)
+    if TAIL:
+        other = tl.load(index_ptr + o_e, mask=m_e, other=0)
+    else:
+        other = tl.load(index_ptr + o_e)
+    other = other.to(tl.int64 if WIDE else tl.int32)
     edge_id = o_e.to(tl.int64)
     if NEEDS_ID and HAS_PERM:
         edge_id = tl.load(perm_ptr + o_e, mask=m_e, other=0).to(tl.int64)
+    live = m_e
     if SELF_LOOPS:
-        m_e = m_e & (other != held)
+        live = live & (other != held)
     if HAS_MASK:
-        m_e = m_e & (tl.load(mask_ptr + edge_id, mask=m_e, other=0) != 0)
-    return other, edge_id, m_e
+        live = live & (tl.load(mask_ptr + edge_id, mask=m_e, other=0) != 0)
+    m_loop = (o_e == end) & has_loop
+    if SELF_LOOPS and TAIL:
+        other = tl.where(m_loop, held, other)
+        edge_id = tl.where(m_loop, held.to(tl.int64) + num_edges, edge_id)
+        live = live | m_loop
+    return other, edge_id, m_e, m_loop, live
 
 
 @triton.jit
-def load_term(ptr, idx, m_x, o_h, m_h, heads):
-    """An additive term [X, H] of edges or loops."""
-    p = ptr + (idx * heads)[:, None] + o_h[None, :]
-    m = m_x[:, None] & m_h[None, :]
-    return tl.load(p, mask=m, other=0.0).to(tl.float32)
+def load_terms(
+    terms,
+    edge_id,
+    held,
+    m_e,
+    m_loop,
+    o_h,
+    m_h,
+    HEADS: tl.constexpr,
+    HAS_TERM: tl.constexpr,
+    HAS_LOOP_TERM: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """The additive terms of edges and loops, [E, H]; 0 where there are none."""
+    term_ptr, loop_term_ptr = terms
+    found = tl.zeros([BLOCK_E, o_h.shape[0]], dtype=tl.float32)
+    if HAS_TERM:
+        p = term_ptr + (edge_id * HEADS)[:, None] + o_h[None, :]
+        found = tl.load(p, mask=m_e[:, None] & m_h[None, :], other=0.0).to(tl.float32)
+    if HAS_LOOP_TERM and TAIL:
+        p = loop_term_ptr + held.to(tl.int64) * HEADS + o_h[None, :]
+        m = m_loop[:, None] & m_h[None, :]
+        found += tl.load(p, mask=m, other=0.0).to(tl.float32)
+    return found

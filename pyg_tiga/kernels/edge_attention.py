@@ -3,8 +3,8 @@
 out_i = sum over edges (j -> i) of w_ij v_j with w the softmax of the scores. The
 kernels take a score as functions (`scores.Score`). Each program walks `BLOCK_R` units
 (short rows, or pieces of long ones) and keeps, per head, the running maximum m, the sum
-l of exp(s - m) and the weighted sum of values. Self-loops are not stored: a row starts
-from its diagonal term, and stored i -> i edges are skipped.
+l of exp(s - m) and the weighted sum of values. Self-loops are not stored: a row's comes
+after its edges, and stored i -> i edges are skipped.
 
 `SAVE_POSITIVE` also accumulates P = sum of w v and p = sum of w over the edges with
 positive `aux`, from which the additive score's backward knows the destination's
@@ -18,10 +18,11 @@ import triton
 import triton.language as tl
 
 from pyg_tiga.kernels.attention_tile import (
+    columns_of,
     dropout_factor,
+    gather,
     load_edges,
-    load_rows,
-    load_term,
+    load_terms,
 )
 from pyg_tiga.kernels.units import load_units
 
@@ -30,6 +31,117 @@ from pyg_tiga.kernels.units import load_units
 def _safe(m):
     """A maximum to subtract: 0 where nothing was seen, as -inf - -inf is NaN."""
     return tl.where(m == float("-inf"), 0.0, m)
+
+
+@triton.jit
+def _add_tile(
+    carry,
+    step,
+    end,
+    held,
+    has_loop,
+    b_row,
+    tables,
+    edges,
+    terms,
+    strides,
+    heads,
+    c_v,
+    c_k,
+    num_edges,
+    seed,
+    numbers,
+    LOAD_COL: tl.constexpr,
+    SCORE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    HAS_TERM: tl.constexpr,
+    HAS_LOOP_TERM: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_PERM: tl.constexpr,
+    SELF_LOOPS: tl.constexpr,
+    DROPOUT: tl.constexpr,
+    SAVE_POSITIVE: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDE: tl.constexpr,
+    TAIL: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Take one tile of edges into a row's maximum, sums and weighted values."""
+    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
+    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
+    b_m, b_l, seen, acc, b_sum, positive = carry
+    value_ptr, col_ptr = tables
+    stride_v, stride_c = strides
+    o_h, m_h = heads
+    scale, drop_p, drop_factor = numbers
+    j, edge_id, m_e, m_loop, live = load_edges(
+        step,
+        end,
+        held,
+        has_loop,
+        num_edges,
+        edges,
+        SELF_LOOPS,
+        HAS_MASK,
+        HAS_PERM,
+        NEEDS_ID,
+        WIDE,
+        TAIL,
+        BLOCK_E,
+    )
+    m_x = m_e | m_loop
+    # The scores come first: what stands in few numbers must not be laid out like the
+    # values, and the compiler lays out by the load that it meets last.
+    b_col = LOAD_COL(col_ptr, j, m_x, c_k, stride_c, EVEN, TAIL)
+    term = load_terms(
+        terms,
+        edge_id,
+        held,
+        m_e,
+        m_loop,
+        o_h,
+        m_h,
+        HEADS,
+        HAS_TERM,
+        HAS_LOOP_TERM,
+        TAIL,
+        BLOCK_E,
+    )
+    b_v = gather(value_ptr, j, m_x, c_v, stride_v, EVEN, TAIL).to(tl.float32)
+    b_v = tl.reshape(b_v, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C])
+    if VECTOR:
+        b_col = tl.reshape(b_col, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_K])
+        term = tl.reshape(term, [BLOCK_U, BLOCK_S, BLOCK_H])
+    s, aux = SCORE(b_row, b_col, term, scale)
+    s, aux = tl.reshape(s, [BLOCK_E, BLOCK_H]), tl.reshape(aux, [BLOCK_E, BLOCK_H])
+    if TAIL or SELF_LOOPS or HAS_MASK:
+        s = tl.where(live[:, None], s, float("-inf"))
+        seen += live.to(tl.int32)
+    else:
+        seen += 1
+    s = tl.reshape(s, [BLOCK_U, BLOCK_S, BLOCK_H])
+    new_m = tl.maximum(b_m, tl.max(s, axis=0))  # [S, H]
+    safe = _safe(new_m)
+    decay = tl.exp(b_m - safe)
+    b_p = tl.exp(s - safe[None, :, :])  # [U, S, H]
+    b_l = b_l * decay + tl.sum(b_p, axis=0)
+    b_w = b_p
+    if DROPOUT:
+        kept = dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
+        b_w = b_p * tl.reshape(kept, [BLOCK_U, BLOCK_S, BLOCK_H])
+    acc = acc * decay[:, :, None] + tl.sum(b_w[:, :, :, None] * b_v, axis=0)
+    if SAVE_POSITIVE:
+        above = tl.reshape(aux, [BLOCK_U, BLOCK_S, BLOCK_H]) > 0
+        b_w = tl.where(above, b_w, 0.0)
+        positive = positive * decay[:, :, None]
+        positive += tl.sum(b_w[:, :, :, None] * b_v, axis=0)
+        b_sum = b_sum * decay + tl.sum(tl.where(above, b_p, 0.0), axis=0)
+    return new_m, b_l, seen, acc, b_sum, positive
 
 
 @triton.jit(
@@ -58,14 +170,12 @@ def attention_rows(
     perm_ptr,
     item_row_ptr,
     item_start_ptr,
+    bias_ptr,
     num_rows,
     num_items,
     chunk,
     num_loops,
     num_edges,
-    heads,
-    channels,
-    width,
     stride_vn,
     stride_vh,
     stride_rn,
@@ -78,6 +188,12 @@ def attention_rows(
     LOAD_ROW: tl.constexpr,
     LOAD_COL: tl.constexpr,
     SCORE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DENSE: tl.constexpr,
+    WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -86,19 +202,52 @@ def attention_rows(
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
     SAVE_POSITIVE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
-    o_c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
-    o_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
-    m_h, m_c, m_k = o_h < heads, o_c < channels, o_k < width
+    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
+    EVEN: tl.constexpr = (
+        HEADS % BLOCK_H == 0 and CHANNELS % BLOCK_C == 0 and WIDTH == BLOCK_K
+    )
+    i_h, i_c = tl.program_id(1), tl.program_id(2)
+    if DENSE:
+        strides = (HEADS * CHANNELS, HEADS * WIDTH)
+        stride_r = HEADS * WIDTH
+        c_v = columns_of(
+            tl.program_id(1),
+            tl.program_id(2),
+            HEADS,
+            CHANNELS,
+            BLOCK_H,
+            CHANNELS,
+            BLOCK_C,
+        )
+        c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
+        c_r = c_k
+    else:
+        strides = (stride_vn, stride_cn)
+        stride_r = stride_rn
+        c_v = columns_of(
+            tl.program_id(1),
+            tl.program_id(2),
+            HEADS,
+            stride_vh,
+            BLOCK_H,
+            CHANNELS,
+            BLOCK_C,
+        )
+        c_k = columns_of(i_h, 0, HEADS, stride_ch, BLOCK_H, WIDTH, BLOCK_K)
+        c_r = columns_of(i_h, 0, HEADS, stride_rh, BLOCK_H, WIDTH, BLOCK_K)
+    o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    o_c = i_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
+    m_h, m_c = o_h < HEADS, o_c < CHANNELS
     m_hc = m_h[:, None] & m_c[None, :]  # [BLOCK_H, BLOCK_C]
-    one = tl.zeros([1], dtype=tl.int64)
+    seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr)
     for r in range(BLOCK_R):
@@ -107,92 +256,120 @@ def attention_rows(
             u, ptr_ptr, item_row_ptr, item_start_ptr, num_rows, num_items, chunk, SPLIT
         )
         if m_row:
-            held = row + one  # [1]
-            b_row = LOAD_ROW(
-                row_ptr, held, held >= 0, o_h, m_h, o_k, m_k, stride_rn, stride_rh
+            held = row.to(tl.int64 if WIDE else tl.int32)
+            has_loop = SELF_LOOPS & (row < num_loops) & (start == first)
+            one = held + tl.zeros([1], dtype=held.dtype)
+            b_row = LOAD_ROW(row_ptr, one, one >= 0, c_r, stride_r, EVEN, False)
+            if VECTOR:
+                b_row = tl.reshape(b_row, [1, 1, BLOCK_H, BLOCK_K])
+            else:
+                b_row = tl.reshape(b_row, [1, BLOCK_H])
+            carry = (
+                tl.full([BLOCK_S, BLOCK_H], float("-inf"), dtype=tl.float32),
+                tl.zeros([BLOCK_S, BLOCK_H], dtype=tl.float32),
+                tl.zeros([BLOCK_E], dtype=tl.int32),
+                tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
+                tl.zeros([BLOCK_S, BLOCK_H], dtype=tl.float32),
+                tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
-            b_m = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
-            b_l = tl.zeros([BLOCK_H], dtype=tl.float32)
-            acc = tl.zeros([BLOCK_H, BLOCK_C], dtype=tl.float32)
-            b_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
-            positive = tl.zeros([BLOCK_H, BLOCK_C], dtype=tl.float32)
-            if SELF_LOOPS:
-                if (row < num_loops) & (start == first):
-                    m_x = held >= 0
-                    b_col = LOAD_COL(
-                        col_ptr, held, m_x, o_h, m_h, o_k, m_k, stride_cn, stride_ch
-                    )
-                    term = tl.zeros([1, BLOCK_H], dtype=tl.float32)
-                    if HAS_LOOP_TERM:
-                        term = load_term(loop_term_ptr, held, m_x, o_h, m_h, heads)
-                    s, aux = SCORE(b_row, b_col, term, scale)
-                    b_v = load_rows(
-                        value_ptr, held, m_x, o_h, m_h, o_c, m_c, stride_vn, stride_vh
-                    )
-                    kept = tl.full([1, BLOCK_H], 1.0, dtype=tl.float32)
-                    if DROPOUT:
-                        kept = dropout_factor(
-                            seed, held + num_edges, o_h, drop_p, drop_factor
-                        )
-                    b_m = tl.sum(s, axis=0)
-                    # A score of -inf or NaN is as PyTorch's softmax has it: NaN.
-                    b_l = tl.exp(b_m - b_m)
-                    acc = tl.sum(kept[:, :, None] * b_v, axis=0)
-                    if SAVE_POSITIVE:
-                        plus = tl.sum((aux > 0).to(tl.float32), axis=0)  # [BLOCK_H]
-                        b_sum = plus
-                        positive = plus[:, None] * acc
-            for step in range(start, end, BLOCK_E):
-                j, edge_id, m_e = load_edges(
+            full = start + (end - start) // BLOCK_E * BLOCK_E
+            for step in range(start, full, BLOCK_E):
+                carry = _add_tile(
+                    carry,
                     step,
                     end,
-                    row,
-                    index_ptr,
-                    perm_ptr,
-                    mask_ptr,
-                    SELF_LOOPS,
+                    held,
+                    has_loop,
+                    b_row,
+                    (value_ptr, col_ptr),
+                    (index_ptr, perm_ptr, mask_ptr),
+                    (term_ptr, loop_term_ptr),
+                    strides,
+                    (o_h, m_h),
+                    c_v,
+                    c_k,
+                    num_edges,
+                    seed,
+                    (scale, drop_p, drop_factor),
+                    LOAD_COL,
+                    SCORE,
+                    VECTOR,
+                    HEADS,
+                    HAS_TERM,
+                    HAS_LOOP_TERM,
                     HAS_MASK,
                     HAS_PERM,
-                    NEEDS_ID,
-                    BLOCK_E,
+                    SELF_LOOPS,
+                    DROPOUT,
+                    SAVE_POSITIVE,
+                    EVEN,
+                    WIDE,
+                    False,
+                    BLOCK_U,
+                    BLOCK_S,
+                    BLOCK_H,
+                    BLOCK_C,
+                    BLOCK_K,
                 )
-                b_col = LOAD_COL(
-                    col_ptr, j, m_e, o_h, m_h, o_k, m_k, stride_cn, stride_ch
+            if full < end + has_loop:
+                carry = _add_tile(
+                    carry,
+                    full,
+                    end,
+                    held,
+                    has_loop,
+                    b_row,
+                    (value_ptr, col_ptr),
+                    (index_ptr, perm_ptr, mask_ptr),
+                    (term_ptr, loop_term_ptr),
+                    strides,
+                    (o_h, m_h),
+                    c_v,
+                    c_k,
+                    num_edges,
+                    seed,
+                    (scale, drop_p, drop_factor),
+                    LOAD_COL,
+                    SCORE,
+                    VECTOR,
+                    HEADS,
+                    HAS_TERM,
+                    HAS_LOOP_TERM,
+                    HAS_MASK,
+                    HAS_PERM,
+                    SELF_LOOPS,
+                    DROPOUT,
+                    SAVE_POSITIVE,
+                    EVEN,
+                    WIDE,
+                    True,
+                    BLOCK_U,
+                    BLOCK_S,
+                    BLOCK_H,
+                    BLOCK_C,
+                    BLOCK_K,
                 )
-                b_v = load_rows(
-                    value_ptr, j, m_e, o_h, m_h, o_c, m_c, stride_vn, stride_vh
-                )
-                term = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
-                if HAS_TERM:
-                    term = load_term(term_ptr, edge_id, m_e, o_h, m_h, heads)
-                s, aux = SCORE(b_row, b_col, term, scale)  # [BLOCK_E, BLOCK_H]
-                s = tl.where(m_e[:, None], s, float("-inf"))
-                new_m = tl.maximum(b_m, tl.max(s, axis=0))
-                safe = _safe(new_m)
-                b_p = tl.exp(s - safe[None, :])
-                decay = tl.exp(b_m - safe)
-                b_l = b_l * decay + tl.sum(b_p, axis=0)
-                b_m = new_m
-                b_w = b_p
-                if DROPOUT:
-                    b_w = b_p * dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
-                acc = acc * decay[:, None] + tl.sum(b_w[:, :, None] * b_v, axis=0)
-                if SAVE_POSITIVE:
-                    b_w = tl.where(aux > 0, b_w, 0.0)
-                    b_p = tl.where(aux > 0, b_p, 0.0)
-                    positive = positive * decay[:, None]
-                    positive += tl.sum(b_w[:, :, None] * b_v, axis=0)
-                    b_sum = b_sum * decay + tl.sum(b_p, axis=0)
+            s_m, s_l, seen, s_acc, s_sum, s_positive = carry
+            b_m = tl.max(s_m, axis=0)  # [BLOCK_H]
+            weight = tl.exp(s_m - _safe(b_m)[None, :])  # [BLOCK_S, BLOCK_H]
+            b_l = tl.sum(s_l * weight, axis=0)
+            acc = tl.sum(s_acc * weight[:, :, None], axis=0)
+            b_sum = tl.sum(s_sum * weight, axis=0)
+            positive = tl.sum(s_positive * weight[:, :, None], axis=0)
+            empty = tl.sum(seen, axis=0) == 0
             if SPLIT:
                 if m_item:
-                    o_p = u.to(tl.int64) * heads + o_h  # [BLOCK_H]
-                    o_pc = o_p[:, None] * channels + o_c[None, :]
+                    o_p = u.to(tl.int64) * HEADS + o_h  # [BLOCK_H]
+                    o_pc = o_p[:, None] * CHANNELS + o_c[None, :]
                     tl.store(part_ptr + o_pc, acc, mask=m_hc)
                     if SAVE_POSITIVE:
                         tl.store(part_positive_ptr + o_pc, positive, mask=m_hc)
                     if tl.program_id(2) == 0:
+                        # A piece whose scores are all -inf is not an empty one: its
+                        # sum of 1 has no weight beside other pieces, and tells.
+                        lost = (b_m == float("-inf")) & (empty == 0)
                         tl.store(part_m_ptr + o_p, b_m, mask=m_h)
-                        tl.store(part_l_ptr + o_p, b_l, mask=m_h)
+                        tl.store(part_l_ptr + o_p, tl.where(lost, 1.0, b_l), mask=m_h)
                         if SAVE_POSITIVE:
                             tl.store(part_sum_ptr + o_p, b_sum, mask=m_h)
             if m_item == 0:
@@ -202,7 +379,9 @@ def attention_rows(
                     l_ptr,
                     positive_ptr,
                     positive_sum_ptr,
+                    bias_ptr,
                     row,
+                    empty,
                     b_m,
                     b_l,
                     acc,
@@ -212,9 +391,10 @@ def attention_rows(
                     o_c,
                     m_h,
                     m_hc,
-                    heads,
-                    channels,
+                    HEADS,
+                    CHANNELS,
                     SAVE_POSITIVE,
+                    HAS_BIAS,
                 )
 
 
@@ -225,7 +405,9 @@ def store_row(
     l_ptr,
     positive_ptr,
     positive_sum_ptr,
+    bias_ptr,
     row,
+    empty,
     b_m,
     b_l,
     acc,
@@ -235,17 +417,24 @@ def store_row(
     o_c,
     m_h,
     m_hc,
-    heads,
-    channels,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
     SAVE_POSITIVE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):
-    """Normalise and store a finished row; one without edges gets 0, m = 0 and l = 1."""
-    empty = b_m == float("-inf")
-    b_m = tl.where(empty, 0.0, b_m)
+    """Normalise and store a finished row; an empty one gets 0, m = 0 and l = 1.
+
+    Scores that are all -inf give NaN, as in PyTorch's softmax. The bias [H, C] is added
+    to the result alone.
+    """
+    b_m = _safe(b_m)
     b_l = tl.where(empty, 1.0, b_l)
-    o_r = row * heads + o_h  # [BLOCK_H]
-    o_rc = o_r[:, None] * channels + o_c[None, :]  # [BLOCK_H, BLOCK_C]
+    o_r = row * HEADS + o_h  # [BLOCK_H]
+    o_rc = o_r[:, None] * CHANNELS + o_c[None, :]  # [BLOCK_H, BLOCK_C]
     out = acc / b_l[:, None]
+    if HAS_BIAS:
+        p_bias = bias_ptr + o_h[:, None] * CHANNELS + o_c[None, :]
+        out += tl.load(p_bias, mask=m_hc, other=0.0).to(tl.float32)
     tl.store(out_ptr + o_rc, out.to(out_ptr.dtype.element_ty), mask=m_hc)
     if SAVE_POSITIVE:
         positive = positive / b_l[:, None]
@@ -272,9 +461,11 @@ def attention_merge(
     part_sum_ptr,
     hub_row_ptr,
     hub_ptr_ptr,
-    heads,
-    channels,
+    bias_ptr,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
     SAVE_POSITIVE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -282,21 +473,22 @@ def attention_merge(
     """Merge the pieces of each long row, `BLOCK_P` at a time and in fixed order."""
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_h = o_h < heads
-    m_hc = m_h[:, None] & (o_c < channels)[None, :]
+    m_h = o_h < HEADS
+    m_hc = m_h[:, None] & (o_c < CHANNELS)[None, :]
     row = tl.load(hub_row_ptr + tl.program_id(0)).to(tl.int64)
     if row >= 0:
         first = tl.load(hub_ptr_ptr + tl.program_id(0))
         last = tl.load(hub_ptr_ptr + tl.program_id(0) + 1)
         b_m = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
         b_l = tl.zeros([BLOCK_H], dtype=tl.float32)
+        lost = tl.zeros([BLOCK_H], dtype=tl.float32)
         acc = tl.zeros([BLOCK_H, BLOCK_C], dtype=tl.float32)
         b_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
         positive = tl.zeros([BLOCK_H, BLOCK_C], dtype=tl.float32)
         for k in range(first, last, BLOCK_P):
             o_p = k + tl.arange(0, BLOCK_P)  # [BLOCK_P]
             m_p = o_p < last
-            o_ph = o_p.to(tl.int64)[:, None] * heads + o_h[None, :]
+            o_ph = o_p.to(tl.int64)[:, None] * HEADS + o_h[None, :]
             m_ph = m_p[:, None] & m_h[None, :]
             m_x = tl.load(part_m_ptr + o_ph, mask=m_ph, other=float("-inf"))
             new_m = tl.maximum(b_m, tl.max(m_x, axis=0))
@@ -304,9 +496,10 @@ def attention_merge(
             weight = tl.exp(m_x - safe[None, :])  # [BLOCK_P, BLOCK_H]
             decay = tl.exp(b_m - safe)
             l_x = tl.load(part_l_ptr + o_ph, mask=m_ph, other=0.0)
+            lost += tl.sum(tl.where(m_x == float("-inf"), l_x, 0.0), axis=0)
             b_l = b_l * decay + tl.sum(weight * l_x, axis=0)
             b_m = new_m
-            o_pc = o_ph[:, :, None] * channels + o_c[None, None, :]
+            o_pc = o_ph[:, :, None] * CHANNELS + o_c[None, None, :]
             m_pc = m_p[:, None, None] & m_hc[None, :, :]
             x = tl.load(part_ptr + o_pc, mask=m_pc, other=0.0)
             acc = acc * decay[:, None] + tl.sum(weight[:, :, None] * x, axis=0)
@@ -322,7 +515,9 @@ def attention_merge(
             l_ptr,
             positive_ptr,
             positive_sum_ptr,
+            bias_ptr,
             row,
+            (b_m == float("-inf")) & (lost == 0),
             b_m,
             b_l,
             acc,
@@ -332,7 +527,8 @@ def attention_merge(
             o_c,
             m_h,
             m_hc,
-            heads,
-            channels,
+            HEADS,
+            CHANNELS,
             SAVE_POSITIVE,
+            HAS_BIAS,
         )

@@ -60,15 +60,19 @@ def node_scores_backward(
     channels,
     stride_n,
     stride_h,
+    stride_p,
     SECOND: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Sums over a share of the nodes of grad_n x_n, [2, H, C] for each program."""
+    """Sums of grad_n x_n over a share of the nodes, [2, H, C], `stride_p` apart."""
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     m_h, m_c = o_h < heads, o_c < channels
+    m_hc = m_h[:, None] & m_c[None, :]
+    o_hc = o_h[:, None] * channels + o_c[None, :]
+    size = heads * channels
     first = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_C], dtype=tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_C], dtype=tl.float32)
     stride = tl.num_programs(0) * BLOCK_N
@@ -83,9 +87,7 @@ def node_scores_backward(
         if SECOND:
             grad = tl.load(grad_second_ptr + o_nh, mask=m_nh, other=0.0).to(tl.float32)
             second += grad[:, :, None] * x
-    m_hc = m_h[:, None] & m_c[None, :]
-    o_hc = o_h[:, None] * channels + o_c[None, :]
-    size = heads * channels
-    p_part = part_ptr + tl.program_id(0).to(tl.int64) * 2 * size + o_hc
+    p_part = part_ptr + tl.program_id(0).to(tl.int64) * stride_p + o_hc
     tl.store(p_part, tl.sum(first, axis=0), mask=m_hc)
-    tl.store(p_part + size, tl.sum(second, axis=0), mask=m_hc)
+    if SECOND:
+        tl.store(p_part + size, tl.sum(second, axis=0), mask=m_hc)

@@ -1,13 +1,16 @@
 """Scores of the edge-attention template, each a small set of jit functions.
 
 A score sees operands of the two ends of an edge, `row` (destination) and `col`
-(source), of shape [X, H, K] with X = 1 for the end that is held and X = E for the
-other, an additive term [E, H] (0 where there is none) and one number, `scale`. It says
+(source), an additive term (0 where there is none) and one number, `scale`. Operands are
+numbers per head, or with `vector` K of them: [..., H] or [..., H, K], the leading axes
+1 for the end that is held, and those of a tile of edges for the other. It says
 
 * `load_row`, `load_col`: how operands are read;
-* `score`: the score [E, H] and what its gradients need, `aux` [E, H];
-* `vjp_row`, `vjp_col`, `vjp_param`, `vjp_term`: from the gradient of the score [E, H]
-  to those of the operands and of a parameter, [E, H, K], and of the term, [E, H].
+* `score`: the score [..., H] and what its gradients need, `aux`, of the same shape;
+* `vjp_row`, `vjp_col`, `vjp_param`, `vjp_term`: from the gradient of the score to those
+  of the operands and of a parameter, shaped like operands, and of the term;
+* `slope`: where operands are numbers that are added up, the score's derivative by their
+  sum, from which gradients of the operands follow without those of each score.
 
 Everything else (tile loops, long rows, softmax, dropout, self-loops) is the template's.
 """
@@ -18,6 +21,8 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+
+from pyg_tiga.kernels.attention_tile import gather
 
 
 class Score(NamedTuple):
@@ -30,20 +35,22 @@ class Score(NamedTuple):
     vjp_col: Any
     vjp_param: Any
     vjp_term: Any
+    slope: Any = None
+    vector: bool = False
 
 
 @triton.jit
-def load_operand(ptr, idx, m_x, o_h, m_h, o_k, m_k, stride_n, stride_h):
-    """An operand [X, H, K] in float32, 0 where masked."""
-    p = ptr + (idx * stride_n)[:, None, None] + (o_h * stride_h)[None, :, None]
-    m = m_x[:, None, None] & m_h[None, :, None] & m_k[None, None, :]
-    return tl.load(p + o_k[None, None, :], mask=m, other=0.0).to(tl.float32)
+def load_operand(
+    ptr, idx, m_x, columns, stride, EVEN: tl.constexpr, MASKED: tl.constexpr
+):
+    """Operands of nodes in float32, [X, H * K], 0 where masked."""
+    return gather(ptr, idx, m_x, columns, stride, EVEN, MASKED).to(tl.float32)
 
 
 @triton.jit
 def no_vjp(grad, row, col, aux, scale):
     """For a parameter that a score does not have."""
-    return tl.expand_dims(grad, 2) * 0.0
+    return grad * 0.0
 
 
 @triton.jit
@@ -55,20 +62,26 @@ def same_vjp(grad, aux, scale):
 @triton.jit
 def additive_score(row, col, term, scale):
     """GAT: LeakyReLU(a_j + b_i + term), with `scale` the negative slope."""
-    pre = tl.sum(row + col, axis=2) + term
+    pre = row + col + term
     return tl.where(pre > 0, pre, pre * scale), pre
 
 
 @triton.jit
-def _additive_pre(grad, aux, scale):
-    # At 0 PyTorch's LeakyReLU has its negative slope.
-    return tl.where(aux > 0, grad, grad * scale)
+def additive_slope(aux, scale):
+    """The derivative; at 0 PyTorch's LeakyReLU has its negative slope."""
+    return tl.where(aux > 0, 1.0, scale)
 
 
 @triton.jit
 def additive_vjp(grad, row, col, aux, scale):
     """Both operands enter the pre-activation with weight 1."""
-    return tl.expand_dims(_additive_pre(grad, aux, scale), 2)
+    return tl.where(aux > 0, grad, grad * scale)
+
+
+@triton.jit
+def additive_vjp_term(grad, aux, scale):
+    """And so does the term."""
+    return tl.where(aux > 0, grad, grad * scale)
 
 
 ADDITIVE = Score(
@@ -78,7 +91,8 @@ ADDITIVE = Score(
     additive_vjp,
     additive_vjp,
     no_vjp,
-    _additive_pre,
+    additive_vjp_term,
+    additive_slope,
 )
 
 SCORES = {"additive": ADDITIVE}

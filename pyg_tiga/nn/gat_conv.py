@@ -12,9 +12,11 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from torch_geometric.utils.sparse import set_sparse_value
 
 from pyg_tiga import functional
+from pyg_tiga.functional.attention import gat_layer
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
+from pyg_tiga.nn._gat_inputs import matrix_reasons, plain_weights
 from pyg_tiga.nn._inputs import (
     check_device,
     check_edge_features,
@@ -182,7 +184,9 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
     def _reasons(self, edge_index: Adj, edge_attr: Any, weights: Any) -> list[str]:
         """Reasons for the parent's path, with those that lie in the edges."""
         reasons = self._parent_reasons()
-        if self.att_src.shape != (1, self.heads, self.out_channels):
+        att = self._parameters.get("att_src")
+        shape = (self.att_src if att is None else att).shape
+        if shape != (1, self.heads, self.out_channels):
             reasons.append("'heads' or 'out_channels' changed after construction")
         if edge_attr is not None and not can_fold(self._modules["lin_edge"]):
             reasons.append("'lin_edge' is not the plain Linear")
@@ -191,29 +195,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         if is_matrix(edge_index):
             if is_traced(edge_index):
                 reasons.append("a sparse matrix under a tracer")
-            reasons += self._matrix_reasons(edge_index, edge_attr, weights)
-        return reasons
-
-    def _matrix_reasons(self, matrix: Any, edge_attr: Any, weights: Any) -> list[str]:
-        """Reasons that lie in a sparse matrix: where PyG refuses or reorders it."""
-        reasons = []
-        if is_sparse_tensor(matrix):
-            value = matrix.storage.value()
-            wide = value is not None and value.dim() > 1
-            if self.add_self_loops and self.edge_dim is not None:
-                reasons.append("PyG has no self-loops for a SparseTensor with edge_dim")
-        else:
-            wide = matrix.dense_dim() > 0
-            if matrix.layout not in (torch.sparse_coo, torch.sparse_csr):
-                reasons.append(f"PyG's GATConv refuses the layout {matrix.layout}")
-            elif edge_attr is not None and self.add_self_loops:
-                reasons.append("PyG refuses 'edge_attr' for a matrix with self-loops")
-            elif edge_attr is not None and not _is_coalesced(matrix):
-                reasons.append("PyG refuses an uncoalesced matrix")
-        if wide:
-            reasons.append("the matrix holds a row of values per entry")
-        if weights and self.add_self_loops:
-            reasons.append("PyG sorts the weights of a matrix and its self-loops")
+            reasons += matrix_reasons(self, edge_index, edge_attr, weights)
         return reasons
 
     def _check(
@@ -269,11 +251,20 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         wants_weights: bool | None,
     ) -> tuple[Tensor, Any]:
         """The output, and the weights in PyG's form where they are wanted."""
+        relation = for_functional(edge_index)
+        options = None
+        if not wants_weights and edge_attr is None and x[0] is x[1]:
+            parameters = plain_weights(self, x[0])
+            if parameters is not None:
+                options = self._options(edge_index, None, counts, x[0].device)
+                out = gat_layer(relation, x[0], parameters, **options)
+                if out is not None:
+                    return out, None
         res = self._modules.get("res")
         root = None if res is None or x[1] is None else res(x[1])
         x_src, x_dst = self._project(*x)
-        relation = for_functional(edge_index)
-        options = self._options(edge_index, edge_attr, counts, x_src)
+        if options is None:
+            options = self._options(edge_index, edge_attr, counts, x_src.device)
         weights = None
         if wants_weights:
             out, weights = self._attend_openly(relation, x_src, x_dst, counts, options)
@@ -304,7 +295,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         edge_index: Adj,
         edge_attr: Tensor | None,
         counts: tuple[int, int],
-        x: Tensor,
+        device: torch.device,
     ) -> dict[str, Any]:
         """What the output and the weights have in common."""
         options: dict[str, Any] = {
@@ -323,7 +314,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             )
         if self.training and self.dropout > 0.0:
             options["dropout"] = self.dropout
-            options["seed"] = torch.randint(_SEEDS, (1,), device=x.device)
+            options["seed"] = torch.randint(_SEEDS, (1,), device=device)
         return options
 
     def _attend_openly(
@@ -392,7 +383,3 @@ def _for_parent(edge_index: Adj, size: Size) -> tuple[Any, Any]:
     if isinstance(edge_index, Graph):
         edge_index = edge_index.with_value(None)
     return for_parent(edge_index, size)
-
-
-def _is_coalesced(matrix: Tensor) -> bool:
-    return matrix.layout is not torch.sparse_coo or matrix.is_coalesced()

@@ -1,7 +1,7 @@
 """Edge attention with additive scores: the eager road.
 
-The forward keeps (m, l) of each softmax and, depending on the graph and the objective,
-also P and p (`State`): decided here, before anything runs, from sizes alone.
+The forward keeps (m, l) of each softmax and, depending on the objective and on which
+gradients are wanted, also P and p (`State`): decided here, before anything runs.
 """
 
 from __future__ import annotations
@@ -45,29 +45,25 @@ def attention_plan(op: str, call: Call, value: Tensor, out_dtype: torch.dtype) -
     return find_plan(_NAMES, op, graph, value, heads * channels, out_dtype, options)
 
 
-def keeps_positive(call: Call, value: Tensor) -> bool:
-    """Whether the forward keeps P and p for the backward.
-
-    They cost an output-sized tensor; handing the scores' gradients over costs E H
-    values and keeps nothing. The cheaper one runs, unless memory is the objective.
-    """
-    graph = call.graph
-    return call.objective != "memory" and graph.num_edges > graph.num_dst * value.size(
-        2
-    )
-
-
 def forward(
     call: Call,
     operands: Operands,
     out_dtype: torch.dtype,
-    trains: bool,
+    positive: bool,
 ) -> State:
-    """Run the forward, keeping what a backward needs if one may come."""
+    """Run the forward; with `positive` it keeps P and p for the backward."""
     plan = attention_plan("edge_attention", call, operands.value, out_dtype)
     remember_plan(plan)
-    positive = trains and keeps_positive(call, operands.value)
     return plan.run(call.graph, operands, call.options, positive)
+
+
+def keeps_positive(call: Call, wants_terms: bool) -> bool:
+    """Whether a forward that may be followed by a backward keeps P and p.
+
+    They cost a tensor of the output's size, and save a walk over the edges or a tensor
+    of E H values. The latter is there anyway where gradients of terms are wanted.
+    """
+    return call.objective != "memory" and not wants_terms
 
 
 class _Attention(torch.autograd.Function):
@@ -85,7 +81,9 @@ class _Attention(torch.autograd.Function):
         operands = Operands(
             value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
         )
-        state = forward(call, operands, out_dtype, trains=True)
+        needs = ctx.needs_input_grad
+        positive = keeps_positive(call, needs[3] or needs[4])
+        state = forward(call, operands, out_dtype, positive)
         ctx.call = call
         ctx.save_for_backward(value, alpha_src, alpha_dst, term, loop_term, *state)
         return state.out
@@ -134,8 +132,9 @@ class _GatAttention(torch.autograd.Function):
         operands = Operands(
             x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
         )
-        trains = any(ctx.needs_input_grad)
-        state = forward(call, operands, out_dtype, trains)
+        needs = ctx.needs_input_grad
+        positive = any(needs) and keeps_positive(call, needs[4] or needs[5])
+        state = forward(call, operands, out_dtype, positive)
         ctx.call, ctx.same = call, same
         ctx.save_for_backward(
             x_src,
@@ -180,10 +179,14 @@ class _GatAttention(torch.autograd.Function):
         )
         grad_dst = None
         second = found.row if ctx.same else None
-        grad_att = triton_nodes.node_scores_backward(x_src, found.col, second)
+        grad_att = triton_nodes.node_scores_backward(
+            call.graph, x_src, found.col, second
+        )
         grad_att_dst = grad_att[1] if ctx.same else None
         if x_dst is not None:
-            grad_att_dst = triton_nodes.node_scores_backward(x_dst, found.row, None)[0]
+            grad_att_dst = triton_nodes.node_scores_backward(
+                call.graph, x_dst, found.row, None
+            )[0]
             if needs[1]:
                 grad_dst = (found.row.unsqueeze(2) * att_dst).to(x_dst.dtype)
         return (
@@ -206,11 +209,12 @@ def _node_scores(
     att_dst: Tensor | None,
     same: bool,
 ) -> tuple[Tensor, Tensor]:
-    first, second = triton_nodes.node_scores(x_src, att_src, att_dst if same else None)
+    graph, both = call.graph, att_dst if same else None
+    first, second = triton_nodes.node_scores(graph, x_src, att_src, both)
     if x_dst is None or att_dst is None:
-        second = first.new_zeros(call.graph.num_dst, first.size(1))
+        second = first.new_zeros(graph.num_dst, first.size(1))
     elif not same:
-        second, _ = triton_nodes.node_scores(x_dst, att_dst, None)
+        second, _ = triton_nodes.node_scores(graph, x_dst, att_dst, None)
     return first, second
 
 
@@ -230,7 +234,7 @@ def additive(
     operands = Operands(
         value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
     )
-    return forward(call, operands, out_dtype, trains=False).out
+    return forward(call, operands, out_dtype, positive=False).out
 
 
 def gat(

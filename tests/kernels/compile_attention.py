@@ -42,12 +42,23 @@ TYPES = {
             "row_ptr",
             "col_ptr",
             "start_ptr",
+            "grad_first_ptr",
+            "grad_second_ptr",
         ),
         "*fp32",
     ),
 }
 _TILE = {"BLOCK_H": 4, "BLOCK_C": 32}
-_WALK = {"BLOCK_R": 1, "BLOCK_E": 4, **_TILE, "BLOCK_K": 1}
+_SHAPE = {"HEADS": 4, "CHANNELS": 32}
+_WALK = {
+    **_SHAPE,
+    **_TILE,
+    "WIDTH": 1,
+    "BLOCK_R": 1,
+    "BLOCK_U": 4,
+    "BLOCK_S": 2,
+    "BLOCK_K": 1,
+}
 
 
 def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
@@ -61,31 +72,41 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
             "HAS_PERM": True,
             "SELF_LOOPS": True,
             "DROPOUT": full,
+            "DENSE": not full,
+            "WIDE": full,
         }
         flags = {**_score("load_row", "load_col", "score"), **edges}
         kernel = edge_attention.attention_rows
-        yield make(kernel, {**flags, "SAVE_POSITIVE": full, **_WALK}, dtype, index)
-        flags |= _score("vjp_col", "vjp_term")
-        flags |= dict.fromkeys(
-            ("GRAD_TERM", "GRAD_LOOP_TERM", "ATT_SRC", "ATT_DST"), full
-        )
+        kept = {"SAVE_POSITIVE": full, "HAS_BIAS": full}
+        yield make(kernel, {**flags, **kept, **_WALK}, dtype, index)
+        flags |= _score("slope", "vjp_col", "vjp_term")
+        flags |= dict.fromkeys(("GRAD_TERM", "GRAD_LOOP_TERM"), full)
+        flags |= {"FACTORED": not full, "ATT_SRC": True, "ATT_DST": not full}
         yield make(
             attention_columns.attention_columns, {**flags, **_WALK}, dtype, index
         )
-    flags = {**_score("load_row", "load_col", "score", "vjp_row", "vjp_param"), **edges}
+    flags = {**_score("load_row", "load_col", "score", "slope"), **edges}
+    flags |= {**_score("vjp_row", "vjp_param"), **_WALK}
     kernel = attention_rows_backward.attention_rows_backward
-    yield make(kernel, {**flags, "HAS_PARAM": True, **_WALK}, dtype, index)
+    for factored in (False, True):
+        flags |= {"FACTORED": factored, "HAS_PARAM": not factored}
+        yield make(kernel, flags, dtype, index)
     yield from _around(make, dtype, index)
 
 
 def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     """Merges, sums, and what runs once per node."""
-    flags = {"SAVE_POSITIVE": True, "BLOCK_P": 8, **_TILE}
+    flags = {"SAVE_POSITIVE": True, "HAS_BIAS": True, "BLOCK_P": 8, **_SHAPE, **_TILE}
     yield make(edge_attention.attention_merge, flags, dtype, index)
     flags = {"ATT_SRC": True, "ATT_DST": True, "BLOCK_P": 8, **_TILE, "BLOCK_K": 1}
+    flags |= {**_SHAPE, "WIDTH": 1}
     yield make(attention_columns.columns_merge, flags, dtype, index)
-    flags = {"HAS_POSITIVE": True, "BLOCK_N": 8, **_TILE}
-    yield make(attention_state.attention_prepare, flags, dtype, index, 2)
+    for full in (False, True):
+        flags = dict.fromkeys(
+            ("HAS_ROW", "HAS_POSITIVE", "HAS_BIAS", "GRAD_BIAS"), full
+        )
+        flags |= {"BLOCK_N": 8, **_TILE}
+        yield make(attention_state.attention_prepare, flags, dtype, index, 2)
     blocks = {"BLOCK_R": 4, "BLOCK_E": 32, "BLOCK_W": 4}
     flags = {"SPLIT": True, "HAS_START": True, **blocks}
     yield make(edge_sums.edge_sums, flags, "fp32", index)
@@ -95,4 +116,6 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
 
 
 def _score(*names: str) -> dict[str, Any]:
-    return {name.upper(): getattr(SCORES["additive"], name) for name in names}
+    score = SCORES["additive"]
+    found = {name.upper(): getattr(score, name) for name in names}
+    return {**found, "VECTOR": score.vector}

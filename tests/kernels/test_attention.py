@@ -256,18 +256,18 @@ def test_half_precision_values(dtype: torch.dtype, device: torch.device) -> None
 
 @triton.jit
 def _dot_score(row, col, term, scale):
-    s = tl.sum(row * col, axis=2) * scale + term
+    s = tl.sum(row * col, axis=3) * scale + term
     return s, s
 
 
 @triton.jit
 def _dot_vjp_row(grad, row, col, aux, scale):
-    return tl.expand_dims(grad * scale, 2) * col
+    return tl.expand_dims(grad * scale, 3) * col
 
 
 @triton.jit
 def _dot_vjp_col(grad, row, col, aux, scale):
-    return tl.expand_dims(grad * scale, 2) * row
+    return tl.expand_dims(grad * scale, 3) * row
 
 
 DOT = scores.Score(
@@ -278,6 +278,7 @@ DOT = scores.Score(
     _dot_vjp_col,
     scores.no_vjp,
     scores.same_vjp,
+    vector=True,
 )
 
 

@@ -3,7 +3,9 @@
 A rule may bound the mean degree, the bytes of a feature row, and the bytes of one
 feature slice of all sources (which then stays in L2). What one program holds of a row
 is given in bytes, and what it loads in one step of its loop in bytes and in elements,
-of which the tighter counts; so one rule serves every dtype and width.
+of which the tighter counts; so one rule serves every dtype and width. Of attention,
+a step may also be given in pairs of an edge and a head, which are what the threads of a
+warp share out among them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from importlib import resources
 
 from pyg_tiga.problem import Problem, Schedule, power_of_2
 
+_SMALL_TILE_BYTES = 2048  # 16 registers in each thread of a warp
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -25,7 +29,10 @@ class Rule:
     chunk: int
     step_bytes: int = 1 << 20
     step_elements: int = 1 << 20
+    edge_heads: int = 0
+    edges_at_least: int = 1
     edges_at_most: int = 1 << 20
+    registers: int = 0  # only where a step's tile is small: others spill
     rows: int = 1
     warps: int = 1
     prescale: bool = False
@@ -51,10 +58,20 @@ class Rule:
         width = power_of_2(problem.features)
         columns = min(width, self.slice_bytes // itemsize)
         step = min(self.step_elements, self.step_bytes // itemsize)
-        edges = max(1, step // (columns * self.rows))
-        edges = min(edges, self.edges_at_most)
+        edges = step // (columns * self.rows)
+        if self.edge_heads:
+            channels = power_of_2(problem.features // problem.heads)
+            edges = min(edges, self.edge_heads // max(1, columns // channels))
+        edges = min(max(edges, self.edges_at_least), self.edges_at_most)
+        is_small = edges * columns * itemsize <= _SMALL_TILE_BYTES
         return Schedule(
-            self.rows, edges, columns, self.warps, self.chunk, self.prescale
+            self.rows,
+            edges,
+            columns,
+            self.warps,
+            self.chunk,
+            self.prescale,
+            self.registers if is_small else 0,
         )
 
 

@@ -1,0 +1,347 @@
+"""The passes of which backwards of the edge-attention template are made."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_tiga.impls.attention_launch import (
+    MERGE_ITEMS,
+    NODE_ELEMENTS,
+    Form,
+    Operand,
+    carve,
+    has_slope,
+    merge_sums,
+    operand_names,
+    piece,
+    score_functions,
+    state_names,
+    tile_blocks,
+    walk_arguments,
+    walk_programs,
+)
+from pyg_tiga.impls.launch import Prepared
+from pyg_tiga.problem import Schedule, power_of_2
+from pyg_tiga.relation.csr import Grouping, WorkItems
+from pyg_tiga.relation.graph import Graph
+
+
+class Sums(NamedTuple):
+    """Where partial sums over all nodes go."""
+
+    programs: int
+    stride: int
+    offset: int
+
+
+class PreparePass:
+    """(m, 1 / l, delta) of each row, and the additive score's gradient by row.
+
+    Args:
+        graph: The relation.
+        shape: Heads and channels.
+        grad: Form of the result's gradient, and so dtype of the result.
+        row: Form of the destinations' operand, if it is a number for each head.
+        scale: The negative slope.
+        positive: Whether the state has P and p, and so the gradient by row is formed.
+        bias: Dtype of a bias in the result.
+        sums: Where sums of the gradient go, for a bias behind or in the result.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        shape: tuple[int, int],
+        grad: Operand,
+        row: Operand | None,
+        scale: float,
+        positive: bool,
+        bias: torch.dtype | None,
+        sums: Sums | None,
+    ) -> None:
+        from pyg_tiga.kernels.attention_state import attention_prepare
+
+        heads, channels = shape
+        # A sum over rows holds all channels of a head.
+        block_c = power_of_2(channels)
+        block_c = min(block_c, 128) if sums is None else block_c
+        block_h = min(power_of_2(heads), max(1, NODE_ELEMENTS // block_c))
+        block_n = max(1, NODE_ELEMENTS // (block_c * block_h))
+        rows = graph.rows()
+        programs = -(-rows.num_rows // block_n) if sums is None else sums.programs
+        names = ["grad_ptr", *state_names(positive), "state_ptr"]
+        names += ["row_ptr"] if row is not None else []
+        names += ["grad_row_ptr"] if positive else []
+        names += ["bias_ptr"] if bias is not None else []
+        names += ["part_ptr"] if sums is not None else []
+        arguments = {
+            "num_rows": rows.num_rows,
+            "heads": heads,
+            "channels": channels,
+            "stride_gn": grad.stride_n,
+            "stride_gh": grad.stride_h,
+            "stride_rn": 0 if row is None else row.stride_n,
+            "stride_rh": 0 if row is None else row.stride_h,
+            "stride_p": 0 if sums is None else sums.stride,
+            "offset_p": 0 if sums is None else sums.offset,
+            "scale": float(scale),
+            "HAS_ROW": row is not None,
+            "HAS_POSITIVE": positive,
+            "HAS_BIAS": bias is not None,
+            "GRAD_BIAS": sums is not None,
+            "BLOCK_N": block_n,
+            "BLOCK_H": block_h,
+            "BLOCK_C": block_c,
+        }
+        grid = (programs, -(-heads // block_h))
+        kernel = attention_prepare
+        # Called with the gradient, the state, what is packed, and by `names` the rest.
+        self.launch = Prepared(kernel, grid, arguments, tuple(names), rows.index, 2)
+
+
+class ColumnsPass:
+    """Gradients of values and of the sources' operand, and those of the terms.
+
+    Args:
+        graph: The relation.
+        schedule: Launch choices.
+        form: Form of the operands.
+        grad: Form of the result's gradient.
+        terms: Whether gradients of the edges' terms, and of the loops', are formed.
+        vectors: Dtypes of the vectors through which gradients of the sources' and the
+            destinations' scores flow on into those of values; None where they do not.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        form: Form,
+        grad: Operand,
+        terms: tuple[bool, bool],
+        vectors: tuple[torch.dtype | None, torch.dtype | None],
+    ) -> None:
+        from pyg_tiga.kernels.attention_columns import attention_columns
+
+        columns = graph.columns()
+        items = columns.work_items(schedule.chunk)
+        blocks = tile_blocks(form, schedule, whole=True)
+        flags = {
+            "ATT_SRC": vectors[0] is not None,
+            "ATT_DST": vectors[1] is not None,
+        }
+        functions = ("load_row", "load_col", "score", "slope", "vjp_col", "vjp_term")
+        slots = {"slot_ptr": graph.slots()} if terms[0] else {}
+        heads = -(-form.heads // blocks.row["BLOCK_H"])
+        extra = _vector_names(vectors)
+        scalar = items.num_items * form.heads
+        sizes = [piece(scalar * form.channels), piece(scalar * form.width)]
+        self._parts = sizes if items.num_items else []
+        self._walk = Prepared(
+            attention_columns,
+            (walk_programs(columns, items, schedule), heads),
+            {
+                **walk_arguments(graph, columns, items, schedule, form, grad),
+                **score_functions(form.options, *functions),
+                **slots,
+                "FACTORED": has_slope(form.options) and not any(terms),
+                "GRAD_TERM": terms[0],
+                "GRAD_LOOP_TERM": terms[1],
+                **flags,
+                **blocks.all,
+            },
+            (
+                *operand_names(form),
+                "grad_ptr",
+                "state_ptr",
+                "grad_value_ptr",
+                "grad_col_ptr",
+                *(["grad_term_ptr"] if terms[0] else []),
+                *(["grad_loop_term_ptr"] if terms[1] else []),
+                *(["part_ptr", "part_col_ptr"] if items.num_items else []),
+                *extra,
+            ),
+            columns.index,
+            schedule.warps,
+            schedule.registers,
+        )
+        arguments = {**flags, **blocks.row, **blocks.operand}
+        self._merge = _merge_columns(columns, items, form, extra, arguments)
+
+    def __call__(
+        self,
+        stream: int,
+        operands: tuple[Tensor, ...],
+        grad: Tensor,
+        packed: Tensor,
+        results: tuple[Tensor, ...],
+        vectors: tuple[Tensor, ...],
+    ) -> None:
+        """Launch.
+
+        Args:
+            stream: The current stream.
+            operands: Operands that are there, laid out.
+            grad: The result's gradient.
+            packed: What the first pass packed.
+            results: Gradients of values, of the sources' operand, and of terms where
+                they are formed.
+            vectors: The sources' vector, and the destinations' with the gradient of
+                their scores, where they are used.
+        """
+        part = carve(grad, self._parts)
+        self._walk(stream, *operands, grad, packed, *results, *part, *vectors)
+        if self._merge is not None:
+            self._merge(stream, *part, *results[:2], *vectors)
+
+
+def _vector_names(vectors: tuple[object, object]) -> tuple[str, ...]:
+    names = ["att_src_ptr"] if vectors[0] is not None else []
+    names += ["att_dst_ptr", "grad_row_ptr"] if vectors[1] is not None else []
+    return tuple(names)
+
+
+def _merge_columns(
+    columns: Grouping,
+    items: WorkItems,
+    form: Form,
+    extra: tuple[str, ...],
+    arguments: dict[str, int],
+) -> Prepared | None:
+    from pyg_tiga.kernels.attention_columns import columns_merge
+
+    if not items.num_hubs:
+        return None
+    arguments |= {
+        "hub_row_ptr": items.hub_row,
+        "hub_ptr_ptr": items.hub_ptr,
+        "HEADS": form.heads,
+        "CHANNELS": form.channels,
+        "WIDTH": form.width,
+        "BLOCK_P": MERGE_ITEMS,
+    }
+    grid = (items.num_hubs, -(-form.heads // arguments["BLOCK_H"]))
+    names = ("part_ptr", "part_col_ptr", "grad_value_ptr", "grad_col_ptr", *extra)
+    return Prepared(columns_merge, grid, arguments, names, columns.index)
+
+
+class EdgeSumsPass:
+    """Gradients of the terms summed by destination, those of loops included.
+
+    Args:
+        graph: The relation.
+        schedule: Launch choices.
+        heads: Heads.
+        num_loops: Implicit self-loops.
+    """
+
+    def __init__(
+        self, graph: Graph, schedule: Schedule, heads: int, num_loops: int
+    ) -> None:
+        from pyg_tiga.kernels.edge_sums import edge_sums
+
+        rows = graph.rows()
+        items = rows.work_items(schedule.chunk)
+        block_w = min(power_of_2(heads), 32)
+        arguments = {
+            "ptr_ptr": rows.ptr,
+            "item_row_ptr": items.row,
+            "item_start_ptr": items.start,
+            "num_rows": rows.num_rows,
+            "num_items": items.num_items,
+            "chunk": schedule.chunk,
+            "num_start": num_loops,
+            "width": heads,
+            "SPLIT": items.num_items > 0,
+            "HAS_START": num_loops > 0,
+            "BLOCK_R": 4,
+            "BLOCK_E": max(1, 128 // block_w),
+            "BLOCK_W": block_w,
+        }
+        units = rows.num_rows + items.num_items
+        grid = (-(-units // arguments["BLOCK_R"]), -(-heads // block_w))
+        names = ["value_ptr", *(["start_ptr"] if num_loops > 0 else []), "out_ptr"]
+        names += ["part_ptr"] if items.num_items else []
+        self._parts = [piece(items.num_items * heads)] if items.num_items else []
+        self._walk = Prepared(edge_sums, grid, arguments, tuple(names), rows.index)
+        self._merge = merge_sums(rows, items, heads)
+
+    def __call__(self, stream: int, terms: tuple[Tensor, ...], out: Tensor) -> None:
+        """Launch on gradients of the edges' terms and, with loops, of theirs."""
+        part = carve(out, self._parts)
+        self._walk(stream, *terms, out, *part)
+        if self._merge is not None:
+            self._merge(stream, *part, out)
+
+
+class DestinationsPass:
+    """The gradient of the destinations' operand, by a walk over their edges.
+
+    Args:
+        graph: The relation.
+        schedule: Launch choices.
+        form: Form of the operands.
+        grad: Form of the result's gradient.
+        has_param: Sum the gradient of the score's parameter, too.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        form: Form,
+        grad: Operand,
+        has_param: bool,
+    ) -> None:
+        from pyg_tiga.kernels.attention_rows_backward import attention_rows_backward
+
+        rows = graph.rows()
+        items = rows.work_items(schedule.chunk)
+        blocks = tile_blocks(form, schedule, whole=True)
+        functions = ("load_row", "load_col", "score", "slope", "vjp_row", "vjp_param")
+        names = [*operand_names(form), "grad_ptr", "state_ptr", "grad_row_ptr"]
+        names += ["grad_param_ptr"] if has_param else []
+        names += ["part_ptr"] if items.num_items else []
+        heads = -(-form.heads // blocks.row["BLOCK_H"])
+        width = form.heads * form.width
+        self._parts = [piece(items.num_items * width)] if items.num_items else []
+        # Every unit leaves its share of the parameter's gradient.
+        self._units = rows.num_rows + items.num_items
+        self._param = (form.heads, form.width) if has_param else None
+        self._walk = Prepared(
+            attention_rows_backward,
+            (walk_programs(rows, items, schedule), heads),
+            {
+                **walk_arguments(graph, rows, items, schedule, form, grad),
+                **score_functions(form.options, *functions),
+                "FACTORED": has_slope(form.options) and not has_param,
+                "HAS_PARAM": has_param,
+                **blocks.all,
+            },
+            tuple(names),
+            rows.index,
+            schedule.warps,
+            schedule.registers,
+        )
+        self._merge = merge_sums(rows, items, width)
+
+    def __call__(
+        self,
+        stream: int,
+        operands: tuple[Tensor, ...],
+        grad: Tensor,
+        packed: Tensor,
+        out: Tensor,
+    ) -> Tensor | None:
+        """Launch; gives the parameter's gradient, if it has any."""
+        part = carve(out, self._parts)
+        params: tuple[Tensor, ...] = ()
+        if self._param is not None:
+            params = (out.new_zeros(self._units, *self._param),)
+        self._walk(stream, *operands, grad, packed, out, *params, *part)
+        if self._merge is not None:
+            self._merge(stream, *part, out)
+        return params[0].sum(0) if params else None

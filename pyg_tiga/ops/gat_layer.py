@@ -1,0 +1,264 @@
+"""GAT's layer as one differentiable step: projection, attention over edges, bias.
+
+The host makes one node of the graph, and no gradient is summed in a pass of its own.
+What the layer returns is kept for its backward, but may be edited in place, as with
+PyG: the backward then forms it again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_tiga.impls.attention_types import Options
+from pyg_tiga.impls.launch import device_guard
+from pyg_tiga.impls.triton_gat import (
+    GatBackward,
+    GatForward,
+    Layer,
+    Needs,
+    Parameters,
+)
+from pyg_tiga.ops import attention
+from pyg_tiga.ops.bodies import remember_plan
+from pyg_tiga.ops.eager import apply_function, wants_grad
+from pyg_tiga.planner import Plan, pinned
+from pyg_tiga.relation.graph import Graph
+
+# A row's channels are summed for the bias in one block.
+_MOST_CHANNELS = 1024
+_NO_DATA: dict[torch.device, Tensor] = {}
+
+
+class Weights(NamedTuple):
+    """Parameters of the layer, all of one dtype and device, contiguous."""
+
+    lin: Tensor  # [H * C, F_in]
+    att_src: Tensor  # [1, H, C]
+    att_dst: Tensor  # [1, H, C]
+    bias: Tensor | None  # [H * C]
+
+
+class _Run:
+    """What one kind of call needs on a relation, found at its first call."""
+
+    __slots__ = ("_backwards", "_schedule", "chunks", "forward", "layer", "plan")
+
+    def __init__(self, graph: Graph, plan: Plan, backward: Plan, layer: Layer) -> None:
+        self.plan, self.layer = plan, layer
+        self.chunks = (plan.schedule.chunk, backward.schedule.chunk)
+        self.forward = GatForward(graph, plan.schedule, layer)
+        self._schedule = backward.schedule
+        self._backwards: dict[tuple[int, Needs], GatBackward] = {}
+
+    def backward(self, graph: Graph, stride: int, needs: Needs) -> GatBackward:
+        """The backward for a gradient of this stride."""
+        found = self._backwards.get((stride, needs))
+        if found is None:
+            made = (graph, self._schedule, self.layer, stride, needs)
+            found = self._backwards[stride, needs] = GatBackward(*made)
+        return found
+
+
+def gat_layer(
+    graph: Graph,
+    x: Tensor,  # [N, F_in]
+    weights: Weights,
+    options: Options,
+    seed: Tensor | None,
+) -> Tensor | None:
+    """The layer with its heads side by side, ``[N, H * C]``.
+
+    Args:
+        graph: The relation of the nodes with themselves.
+        x: Node features of the parameters' dtype.
+        weights: Parameters.
+        options: Of the attention.
+        seed: Of dropout, where anything is dropped.
+
+    Returns:
+        The output; None where the steps have to run one by one.
+    """
+    trains = wants_grad(x, *weights)
+    run = _run_of(graph, x, weights, options, trains)
+    if run is None:
+        return None
+    remember_plan(run.plan)
+    if trains:
+        return apply_function(_GatLayer, x, *weights, seed, graph, run)
+    with device_guard(x.get_device()):
+        return _forward(graph, run, x, weights, seed)[0]
+
+
+def _run_of(
+    graph: Graph, x: Tensor, weights: Weights, options: Options, trains: bool
+) -> _Run | None:
+    _, heads, channels = weights.att_src.shape
+    has_bias = weights.bias is not None
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    kind = (heads, channels, x.dtype, options, trains, has_bias)
+    key = ("gat_layer", kind, deterministic, pinned())
+    known = graph.scratch
+    if key in known:
+        return known[key]
+    run = known[key] = _make_run(graph, x, kind)
+    return run
+
+
+def _make_run(graph: Graph, x: Tensor, kind: tuple[Any, ...]) -> _Run | None:
+    heads, channels, dtype, options, trains, has_bias = kind
+    if 0 in (x.size(0), heads * channels) or channels > _MOST_CHANNELS:
+        return None
+    call = attention.Call(graph, options, None, None, "time")
+    values = x.new_empty(0, heads, channels)
+    plans = [
+        attention.attention_plan(op, call, values, dtype)
+        for op in ("edge_attention", "edge_attention_backward")
+    ]
+    if any(plan.implementation.family != "triton" for plan in plans):
+        return None
+    adds_bias = has_bias and dtype is torch.float32
+    layer = Layer(heads, channels, dtype, options, trains, adds_bias)
+    with device_guard(x.get_device()):
+        return _Run(graph, *plans, layer)
+
+
+def _forward(
+    graph: Graph, run: _Run, x: Tensor, weights: Weights, seed: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    """The output, what the kernels gave of it and besides, and projected nodes."""
+    graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
+    values = F.linear(x, weights.lin)
+    state = run.forward(values, _parameters(run, weights, seed))
+    out, bias = state[0], weights.bias
+    if bias is not None and not run.layer.adds_bias:
+        out = out + bias
+    return (out, *state, values)
+
+
+def _parameters(run: _Run, weights: Weights, seed: Tensor | None) -> Parameters:
+    return Parameters(
+        weights.att_src,
+        weights.att_dst,
+        (weights.bias,) if run.layer.adds_bias else (),
+        () if seed is None else (seed,),
+    )
+
+
+class _GatLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        lin: Tensor,
+        att_src: Tensor,
+        att_dst: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+        graph: Graph,
+        run: _Run,
+    ) -> Tensor:
+        weights = Weights(lin, att_src, att_dst, bias)
+        with device_guard(x.get_device()):
+            out, formed, *kept = _forward(graph, run, x, weights, seed)
+        ctx.graph, ctx.run = graph, run
+        ctx.witness = None
+        if formed is out:
+            ctx.witness, ctx.version = _witness(out), out._version
+            # An alias, of which autograd does not ask that it stays as it is.
+            formed = out.data
+        ctx.save_for_backward(x, *weights, seed, formed, *kept)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *weights, seed, out, scalars, positive, values = ctx.saved_tensors
+        weights, needs = Weights(*weights), ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            found = _twice(ctx, (x, *weights), seed, grad)
+            return (*found, None, None, None)
+        parameters = _parameters(ctx.run, weights, seed)
+        with device_guard(grad.get_device()):
+            if ctx.witness is not None and ctx.witness._version != ctx.version:
+                out = ctx.run.forward(values, parameters)[0]
+            state = (values, out, scalars, positive, parameters)
+            grad_values, sums = _backward(ctx, grad, *state)
+        del out, scalars, positive, values, state
+        # Before anything else is allocated; a no-op where the graph is kept.
+        ctx.maybe_clear_saved_tensors()
+        return (
+            torch.mm(grad_values, weights.lin) if needs[0] else None,
+            torch.mm(grad_values.t(), x) if needs[1] else None,
+            *_parameter_gradients(sums, weights, needs[2:5]),
+            None,
+            None,
+            None,
+        )
+
+
+def _backward(
+    ctx: Any,
+    grad: Tensor,
+    values: Tensor,
+    *rest: Any,
+) -> tuple[Tensor | None, Tensor | None]:
+    graph, needs, run = ctx.graph, ctx.needs_input_grad, ctx.run
+    if grad.stride(1) != 1:
+        grad = grad.contiguous()
+    wanted = Needs(needs[0] or needs[1], needs[2] or needs[3], needs[4])
+    backward = run.backward(graph, grad.stride(0), wanted)
+    # Safe to read on this stream.
+    graph.rows().work_items(run.chunks[1])
+    graph.columns().work_items(run.chunks[1])
+    return backward(grad, values, *rest)
+
+
+def _parameter_gradients(
+    sums: Tensor | None, weights: Weights, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of both vectors and of the bias."""
+    if sums is None or not any(needs):
+        return None, None, None
+    if sums.dtype is not weights.att_src.dtype:
+        sums = sums.to(weights.att_src.dtype)
+    parts = sums.unbind(0)
+    return (
+        parts[0] if needs[0] else None,
+        parts[1] if needs[1] else None,
+        parts[-1].view(-1) if needs[2] else None,
+    )
+
+
+def _witness(out: Tensor) -> Tensor:
+    """A tensor that counts the edits of `out` without keeping its memory."""
+    witness = out.detach()
+    empty = _NO_DATA.get(out.device)
+    if empty is None:
+        empty = _NO_DATA[out.device] = torch.empty(0, device=out.device)
+    witness.data = empty
+    return witness
+
+
+def _twice(
+    ctx: Any, inputs: tuple[Tensor | None, ...], seed: Tensor | None, grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again: those of the steps one by one."""
+    inputs = tuple(None if value is None else value.view_as(value) for value in inputs)
+    x, lin, att_src, att_dst, bias = inputs
+    layer, graph = ctx.run.layer, ctx.graph
+    values = F.linear(x, lin).view(-1, layer.heads, layer.channels)
+    alphas = attention.gat_scores(graph.num_dst, values, values, att_src, att_dst)
+    call = attention.Call(graph, layer.options, None, seed, "time")
+    out = attention.by_reference(call, (values, *alphas, None, None))
+    out = out.reshape(grad.shape)
+    out = out if bias is None else out + bias
+    needs = ctx.needs_input_grad[:5]
+    wanted = [v for v, need in zip(inputs, needs, strict=True) if need]
+    grad = grad.to(out.dtype)
+    found = iter(
+        torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True)
+    )
+    return [next(found) if need else None for need in needs]
