@@ -19,12 +19,15 @@ from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
 MERGE_ITEMS = 8
+MERGE_WARPS = 4
+_MERGE_ELEMENTS = 4096
 NODE_ELEMENTS = 1024
+# Sums over all nodes have few programs: each has many loads in flight.
+SUM_ELEMENTS = 4096
+SUM_WARPS = 8
 _MOST_CHANNELS = 256
 # Pieces of a buffer start at multiples of this many float32: what Triton calls aligned.
 _PIECE = 4
-_INT32 = 1 << 31
-_STATE = 4  # numbers that a backward packs for each destination and head
 _WARP = 32
 _VECTOR = 16  # bytes
 
@@ -183,7 +186,6 @@ def walk_arguments(
         "CHANNELS": form.channels,
         "WIDTH": form.width,
         "DENSE": _is_dense(form, grad),
-        "WIDE": _is_wide(graph, rows, form, grad),
         "stride_vn": form.value.stride_n,
         "stride_vh": form.value.stride_h,
         "stride_rn": form.row.stride_n,
@@ -211,15 +213,6 @@ def _is_dense(form: Form, grad: Operand | None) -> bool:
     pairs = [(form.value, values), (form.row, scores), (form.col, scores)]
     pairs += [] if grad is None else [(grad, values)]
     return all((part.stride_n, part.stride_h) == dense for part, dense in pairs)
-
-
-def _is_wide(graph: Graph, rows: Grouping, form: Form, grad: Operand | None) -> bool:
-    """Whether an offset may need 64 bits."""
-    parts = [form.value, form.row, form.col, *([] if grad is None else [grad])]
-    nodes = max(graph.num_src, graph.num_dst)
-    row = max(_STATE * form.heads, *(part.stride_n for part in parts))
-    largest = max(nodes * row, graph.num_edges * form.heads)
-    return rows.index.dtype != torch.int32 or largest >= _INT32
 
 
 def score_functions(options: Options, *names: str) -> dict[str, Any]:
@@ -272,6 +265,12 @@ def tile_blocks(form: Form, schedule: Schedule, *, whole: bool = False) -> Block
         {"BLOCK_H": block_h, "BLOCK_C": block_c},
         {"BLOCK_K": power_of_2(form.width)},
     )
+
+
+def merge_items(blocks: Blocks) -> int:
+    """How many pieces of a long row a merge reads at a time."""
+    row = blocks.row["BLOCK_H"] * blocks.row["BLOCK_C"]
+    return max(MERGE_ITEMS, min(_MERGE_ELEMENTS // row, 4 * MERGE_ITEMS))
 
 
 def walk_programs(rows: Grouping, items: WorkItems, schedule: Schedule) -> int:

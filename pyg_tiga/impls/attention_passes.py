@@ -8,12 +8,16 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls.attention_launch import (
-    MERGE_ITEMS,
+    MERGE_WARPS,
     NODE_ELEMENTS,
+    SUM_ELEMENTS,
+    SUM_WARPS,
+    Blocks,
     Form,
     Operand,
     carve,
     has_slope,
+    merge_items,
     merge_sums,
     operand_names,
     piece,
@@ -68,8 +72,9 @@ class PreparePass:
         # A sum over rows holds all channels of a head.
         block_c = power_of_2(channels)
         block_c = min(block_c, 128) if sums is None else block_c
+        most = NODE_ELEMENTS if sums is None else SUM_ELEMENTS
         block_h = min(power_of_2(heads), max(1, NODE_ELEMENTS // block_c))
-        block_n = max(1, NODE_ELEMENTS // (block_c * block_h))
+        block_n = max(1, most // (block_c * block_h))
         rows = graph.rows()
         programs = -(-rows.num_rows // block_n) if sums is None else sums.programs
         names = ["grad_ptr", *state_names(positive), "state_ptr"]
@@ -99,7 +104,9 @@ class PreparePass:
         grid = (programs, -(-heads // block_h))
         kernel = attention_prepare
         # Called with the gradient, the state, what is packed, and by `names` the rest.
-        self.launch = Prepared(kernel, grid, arguments, tuple(names), rows.index, 2)
+        warps = 2 if sums is None else SUM_WARPS
+        names = tuple(names)
+        self.launch = Prepared(kernel, grid, arguments, names, rows.index, warps)
 
 
 class ColumnsPass:
@@ -168,8 +175,7 @@ class ColumnsPass:
             schedule.warps,
             schedule.registers,
         )
-        arguments = {**flags, **blocks.row, **blocks.operand}
-        self._merge = _merge_columns(columns, items, form, extra, arguments)
+        self._merge = _merge_columns(columns, items, form, extra, flags, blocks)
 
     def __call__(
         self,
@@ -209,23 +215,28 @@ def _merge_columns(
     items: WorkItems,
     form: Form,
     extra: tuple[str, ...],
-    arguments: dict[str, int],
+    flags: dict[str, bool],
+    blocks: Blocks,
 ) -> Prepared | None:
     from pyg_tiga.kernels.attention_columns import columns_merge
 
     if not items.num_hubs:
         return None
-    arguments |= {
+    arguments = {
+        **flags,
+        **blocks.row,
+        **blocks.operand,
         "hub_row_ptr": items.hub_row,
         "hub_ptr_ptr": items.hub_ptr,
         "HEADS": form.heads,
         "CHANNELS": form.channels,
         "WIDTH": form.width,
-        "BLOCK_P": MERGE_ITEMS,
+        "BLOCK_P": merge_items(blocks),
     }
-    grid = (items.num_hubs, -(-form.heads // arguments["BLOCK_H"]))
+    grid = (items.num_hubs, -(-form.heads // blocks.row["BLOCK_H"]))
     names = ("part_ptr", "part_col_ptr", "grad_value_ptr", "grad_col_ptr", *extra)
-    return Prepared(columns_merge, grid, arguments, names, columns.index)
+    kernel = columns_merge
+    return Prepared(kernel, grid, arguments, names, columns.index, MERGE_WARPS)
 
 
 class EdgeSumsPass:

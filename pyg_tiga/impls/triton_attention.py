@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls.attention_launch import (
-    MERGE_ITEMS,
+    MERGE_WARPS,
+    Blocks,
     Form,
     carve,
     form_of,
     found,
     given,
     laid_out,
+    merge_items,
     new_state,
     operand_names,
     piece,
@@ -85,7 +87,7 @@ class RowsPass:
         if items.num_hubs:
             names = (*state_names(positive), *part, *extra)
             flags |= {"HEADS": form.heads, "CHANNELS": form.channels}
-            self._merge = _merge(rows, items, tiles, names, {**flags, **blocks.row})
+            self._merge = _merge(rows, items, tiles, names, flags, blocks)
 
     def __call__(
         self,
@@ -122,14 +124,21 @@ def _merge(
     items: WorkItems,
     tiles: tuple[int, int],
     varying: tuple[str, ...],
-    arguments: dict[str, Any],
+    flags: dict[str, Any],
+    blocks: Blocks,
 ) -> Prepared:
     from pyg_tiga.kernels.edge_attention import attention_merge
 
-    hubs = {"hub_row_ptr": items.hub_row, "hub_ptr_ptr": items.hub_ptr}
-    arguments |= {**hubs, "BLOCK_P": MERGE_ITEMS}
+    arguments = {
+        "hub_row_ptr": items.hub_row,
+        "hub_ptr_ptr": items.hub_ptr,
+        "BLOCK_P": merge_items(blocks),
+        **blocks.row,
+        **flags,
+    }
     grid = (items.num_hubs, *tiles)
-    return Prepared(attention_merge, grid, arguments, varying, rows.index)
+    kernel = attention_merge
+    return Prepared(kernel, grid, arguments, varying, rows.index, MERGE_WARPS)
 
 
 def _forward(

@@ -21,6 +21,7 @@ from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.impls.launch import current_stream
 from pyg_tiga.impls.triton_attention import RowsPass
 from pyg_tiga.impls.triton_nodes import (
+    PartialsPass,
     ScoresBackwardPass,
     ScoresPass,
     sum_programs,
@@ -155,6 +156,8 @@ class GatBackward:
         self._prepare = PreparePass(*made, bias, sums).launch
         scalar = graph.num_dst * heads
         self._sizes = [piece(4 * scalar), piece(scalar)]
+        if kinds:
+            self._total = PartialsPass(graph, programs, kinds * size).launch
         if self._walks:
             self._sizes.append(piece(scalar))
             rest = ((False, False), (dtype, dtype))
@@ -196,4 +199,8 @@ class GatBackward:
             self._columns(stream, operands, grad, packed, results, vectors)
         if self._needs.vectors:
             self._scores(stream, values, *rest, grad_row, sums)
-        return grad_values, None if sums is None else sums.sum(0)
+        if sums is None:
+            return grad_values, None
+        total = sums.new_empty(self._sums[1:])
+        self._total(stream, sums, total)
+        return grad_values, total

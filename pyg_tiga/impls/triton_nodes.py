@@ -5,14 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyg_tiga.impls.attention_launch import NODE_ELEMENTS, found
+from pyg_tiga.impls.attention_launch import (
+    NODE_ELEMENTS,
+    SUM_ELEMENTS,
+    SUM_WARPS,
+    found,
+)
 from pyg_tiga.impls.launch import Prepared, current_stream, device_guard
 from pyg_tiga.problem import power_of_2
 from pyg_tiga.relation.graph import Graph
 
 # Programs that share all nodes where each leaves a partial sum.
 _SUM_PROGRAMS = 528
-_SUM_ELEMENTS = 256
+_SUM_COLUMNS = 256  # of a node in one program
+_PARTIALS, _WIDTH = 128, 16  # of a tile that adds them up
 
 
 class ScoresPass:
@@ -35,7 +41,7 @@ class ScoresPass:
         from pyg_tiga.kernels.node_scores import node_scores
 
         num_nodes, heads, channels = shape
-        blocks = _blocks(heads, channels, NODE_ELEMENTS)
+        blocks = _blocks(heads, channels, NODE_ELEMENTS, NODE_ELEMENTS)
         arguments = {**_dimensions(shape), "SECOND": second, **blocks}
         grid = (
             -(-num_nodes // blocks["BLOCK_N"]),
@@ -72,7 +78,7 @@ class ScoresBackwardPass:
         from pyg_tiga.kernels.node_scores import node_scores_backward
 
         _, heads, channels = shape
-        blocks = _blocks(heads, channels, _SUM_ELEMENTS)
+        blocks = _blocks(heads, channels, _SUM_COLUMNS, SUM_ELEMENTS)
         arguments = {**_dimensions(shape), "stride_p": stride}
         arguments |= {"SECOND": second, **blocks}
         grid = (
@@ -84,21 +90,41 @@ class ScoresBackwardPass:
         names = ("x_ptr", *grads, "part_ptr")
         absent = graph.rows().index
         kernel = node_scores_backward
-        self.launch = Prepared(kernel, grid, arguments, names, absent, 2)
+        self.launch = Prepared(kernel, grid, arguments, names, absent, SUM_WARPS)
+
+
+class PartialsPass:
+    """The sum of partial sums, in fixed order.
+
+    Args:
+        graph: A relation of the nodes.
+        programs: How many there are.
+        width: Numbers in each.
+    """
+
+    def __init__(self, graph: Graph, programs: int, width: int) -> None:
+        from pyg_tiga.kernels.node_scores import sum_partials
+
+        block_w = min(power_of_2(width), _WIDTH)
+        blocks = {"BLOCK_P": _PARTIALS, "BLOCK_W": block_w}
+        arguments = {"programs": programs, "width": width, **blocks}
+        grid = (-(-width // block_w),)
+        names, absent = ("part_ptr", "out_ptr"), graph.rows().index
+        self.launch = Prepared(sum_partials, grid, arguments, names, absent, 4)
 
 
 def sum_programs(shape: tuple[int, int, int]) -> int:
     """Programs of a sum over all nodes."""
     num_nodes, heads, channels = shape
-    block_n = _blocks(heads, channels, _SUM_ELEMENTS)["BLOCK_N"]
-    return min(_SUM_PROGRAMS, max(1, -(-num_nodes // block_n)))
+    blocks = _blocks(heads, channels, _SUM_COLUMNS, SUM_ELEMENTS)
+    return min(_SUM_PROGRAMS, max(1, -(-num_nodes // blocks["BLOCK_N"])))
 
 
-def _blocks(heads: int, channels: int, most: int) -> dict[str, int]:
+def _blocks(heads: int, channels: int, most: int, elements: int) -> dict[str, int]:
     """Nodes, heads and channels of a tile, with at most `most` numbers of a node."""
     block_c = min(power_of_2(channels), 128)
     block_h = min(power_of_2(heads), max(1, most // block_c))
-    block_n = max(1, NODE_ELEMENTS // (block_c * block_h))
+    block_n = max(1, elements // (block_c * block_h))
     return {"BLOCK_N": block_n, "BLOCK_H": block_h, "BLOCK_C": block_c}
 
 
@@ -143,10 +169,13 @@ def node_scores_backward(
     grads = (grad_first,) if grad_second is None else (grad_first, grad_second)
     programs = sum_programs(shape)
     part = x.new_empty(programs, len(grads), *shape[1:], dtype=torch.float32)
+    out = torch.empty_like(part[0])
     if part.numel():
         index, stride = x.get_device(), part.stride(0)
         key = (shape, x.dtype, len(grads) > 1, programs, stride)
         with device_guard(index):
             run = found(graph, ("scores_backward", *key), ScoresBackwardPass)
             run.launch(current_stream(index), x, *grads, part)
-    return part.sum(0)
+            run = found(graph, ("partials", programs, stride), PartialsPass)
+            run.launch(current_stream(index), part, out)
+    return out

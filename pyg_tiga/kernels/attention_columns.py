@@ -65,7 +65,6 @@ def _add_tile(
     GRAD_TERM: tl.constexpr,
     GRAD_LOOP_TERM: tl.constexpr,
     EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
     TAIL: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -92,7 +91,6 @@ def _add_tile(
         HAS_MASK,
         HAS_PERM,
         NEEDS_ID,
-        WIDE,
         TAIL,
         BLOCK_E,
     )
@@ -153,12 +151,12 @@ def _add_tile(
             b_t = tl.where(live[:, None], VJP_TERM(ds, aux, scale), 0.0)
         if GRAD_TERM:
             o_e = step + tl.arange(0, BLOCK_E)
-            slot = tl.load(slot_ptr + o_e, mask=m_e, other=0)
-            slot = slot.to(tl.int64 if WIDE else tl.int32)
-            p_t = grad_term_ptr + ((slot * HEADS)[:, None] + o_h[None, :])
+            slot = tl.load(slot_ptr + o_e, mask=m_e, other=0).to(tl.int64)
+            p_t = (grad_term_ptr + o_h)[None, :] + (slot * HEADS)[:, None]
             tl.store(p_t, b_t, mask=m_e[:, None] & m_h[None, :])
         if GRAD_LOOP_TERM and TAIL:
-            p_t = grad_loop_term_ptr + (i * HEADS)[:, None] + o_h[None, :]
+            o_i = i.to(tl.int64) * HEADS
+            p_t = (grad_loop_term_ptr + o_h)[None, :] + o_i[:, None]
             tl.store(p_t, b_t, mask=m_loop[:, None] & m_h[None, :])
     return acc, mix, acc_col
 
@@ -218,7 +216,6 @@ def attention_columns(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DENSE: tl.constexpr,
-    WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -271,7 +268,7 @@ def attention_columns(
             u, ptr_ptr, item_row_ptr, item_start_ptr, num_rows, num_items, chunk, SPLIT
         )
         if m_col:
-            held = col.to(tl.int64 if WIDE else tl.int32)
+            held = col.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (col < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
             b_col = LOAD_COL(col_ptr, one, one >= 0, c_k, stride_c, EVEN, False)
@@ -326,7 +323,6 @@ def attention_columns(
                     GRAD_TERM,
                     GRAD_LOOP_TERM,
                     EVEN,
-                    WIDE,
                     False,
                     BLOCK_U,
                     BLOCK_S,
@@ -371,7 +367,6 @@ def attention_columns(
                     GRAD_TERM,
                     GRAD_LOOP_TERM,
                     EVEN,
-                    WIDE,
                     True,
                     BLOCK_U,
                     BLOCK_S,

@@ -56,7 +56,7 @@ def columns_of(
 def gather(ptr, idx, m_x, columns, stride, EVEN: tl.constexpr, MASKED: tl.constexpr):
     """Columns of the rows `idx` of a table, [X, F], 0 where masked."""
     o_f, m_f = columns
-    p = ptr + ((idx * stride)[:, None] + o_f[None, :])
+    p = (ptr + o_f)[None, :] + (idx.to(tl.int64) * stride)[:, None]
     if MASKED:
         if EVEN:
             return tl.load(p, mask=m_x[:, None], other=0.0)
@@ -78,7 +78,6 @@ def load_edges(
     HAS_MASK: tl.constexpr,
     HAS_PERM: tl.constexpr,
     NEEDS_ID: tl.constexpr,
-    WIDE: tl.constexpr,
     TAIL: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -90,11 +89,11 @@ def load_edges(
     index_ptr, perm_ptr, mask_ptr = edges
     o_e = step + tl.arange(0, BLOCK_E)
     m_e = o_e < end
+    p_e = index_ptr + step + tl.arange(0, BLOCK_E)
     if TAIL:
-        other = tl.load(index_ptr + o_e, mask=m_e, other=0)
+        other = tl.load(p_e, mask=m_e, other=0)
     else:
-        other = tl.load(index_ptr + o_e)
-    other = other.to(tl.int64 if WIDE else tl.int32)
+        other = tl.load(p_e)
     edge_id = o_e.to(tl.int64)
     if NEEDS_ID and HAS_PERM:
         edge_id = tl.load(perm_ptr + o_e, mask=m_e, other=0).to(tl.int64)

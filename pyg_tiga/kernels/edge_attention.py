@@ -63,7 +63,6 @@ def _add_tile(
     DROPOUT: tl.constexpr,
     SAVE_POSITIVE: tl.constexpr,
     EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
     TAIL: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -90,7 +89,6 @@ def _add_tile(
         HAS_MASK,
         HAS_PERM,
         NEEDS_ID,
-        WIDE,
         TAIL,
         BLOCK_E,
     )
@@ -193,7 +191,6 @@ def attention_rows(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DENSE: tl.constexpr,
-    WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -256,7 +253,7 @@ def attention_rows(
             u, ptr_ptr, item_row_ptr, item_start_ptr, num_rows, num_items, chunk, SPLIT
         )
         if m_row:
-            held = row.to(tl.int64 if WIDE else tl.int32)
+            held = row.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (row < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
             b_row = LOAD_ROW(row_ptr, one, one >= 0, c_r, stride_r, EVEN, False)
@@ -303,7 +300,6 @@ def attention_rows(
                     DROPOUT,
                     SAVE_POSITIVE,
                     EVEN,
-                    WIDE,
                     False,
                     BLOCK_U,
                     BLOCK_S,
@@ -341,7 +337,6 @@ def attention_rows(
                     DROPOUT,
                     SAVE_POSITIVE,
                     EVEN,
-                    WIDE,
                     True,
                     BLOCK_U,
                     BLOCK_S,

@@ -91,3 +91,25 @@ def node_scores_backward(
     tl.store(p_part, tl.sum(first, axis=0), mask=m_hc)
     if SECOND:
         tl.store(p_part + size, tl.sum(second, axis=0), mask=m_hc)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def sum_partials(
+    part_ptr,
+    out_ptr,
+    programs,
+    width,
+    BLOCK_P: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Sums over all programs of what each of them stored, [width]."""
+    o_w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
+    m_w = o_w < width
+    acc = tl.zeros([BLOCK_P, BLOCK_W], dtype=tl.float32)
+    for k in range(0, programs, BLOCK_P):
+        o_p = k + tl.arange(0, BLOCK_P)
+        m = (o_p < programs)[:, None] & m_w[None, :]
+        acc += tl.load(
+            part_ptr + o_p[:, None] * width + o_w[None, :], mask=m, other=0.0
+        )
+    tl.store(out_ptr + o_w, tl.sum(acc, axis=0), mask=m_w)

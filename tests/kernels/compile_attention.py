@@ -73,7 +73,6 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
             "SELF_LOOPS": True,
             "DROPOUT": full,
             "DENSE": not full,
-            "WIDE": full,
         }
         flags = {**_score("load_row", "load_col", "score"), **edges}
         kernel = edge_attention.attention_rows
@@ -112,7 +111,9 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     yield make(edge_sums.edge_sums, flags, "fp32", index)
     flags = {"SECOND": True, "BLOCK_N": 8, **_TILE}
     yield make(node_scores.node_scores, flags, dtype, index, 2)
-    yield make(node_scores.node_scores_backward, flags, dtype, index, 2)
+    yield make(node_scores.node_scores_backward, flags, dtype, index, 8)
+    flags = {"BLOCK_P": 128, "BLOCK_W": 16}
+    yield make(node_scores.sum_partials, flags, "fp32", index, 4)
 
 
 def _score(*names: str) -> dict[str, Any]:
