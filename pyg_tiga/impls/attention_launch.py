@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls.attention_types import Operands, Options, State
-from pyg_tiga.impls.launch import Prepared
+from pyg_tiga.impls.launch import Prepared, Room
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -21,13 +21,12 @@ from pyg_tiga.relation.graph import Graph
 MERGE_ITEMS = 8
 MERGE_WARPS = 4
 _MERGE_ELEMENTS = 4096
+_MOST_ITEMS = 128
 NODE_ELEMENTS = 1024
 # Sums over all nodes have few programs: each has many loads in flight.
 SUM_ELEMENTS = 4096
 SUM_WARPS = 8
 _MOST_CHANNELS = 256
-# Pieces of a buffer start at multiples of this many float32: what Triton calls aligned.
-_PIECE = 4
 _WARP = 32
 _VECTOR = 16  # bytes
 
@@ -83,13 +82,15 @@ def laid_out(operands: Operands) -> Operands:
     value = operands.value
     if value.stride(2) != 1 and value.size(2) > 1:
         value = value.contiguous()
+    # Numbers of half the size would cost registers that hold values.
+    row, col = (x.float() if x.dim() == 2 else x for x in (operands.row, operands.col))
     rest = [
         None if part is None else part.contiguous()
         for part in (operands.term, operands.loop_term, operands.mask, operands.seed)
     ]
     if rest[2] is not None:
         rest[2] = rest[2].view(torch.uint8)
-    return Operands(value, operands.row, operands.col, *rest)
+    return Operands(value, row, col, *rest)
 
 
 def given(operands: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
@@ -136,16 +137,15 @@ def new_state(
     )
 
 
-def piece(size: int) -> int:
-    """The size of a piece of `carve` that has room for `size` numbers."""
-    return -(-size // _PIECE) * _PIECE
+def outside(names: Iterable[str], rooms: tuple[Room, ...]) -> tuple[str, ...]:
+    """The names that have no place in any room."""
+    placed = {name for room in rooms for name in room.places}
+    return tuple([name for name in names if name not in placed])
 
 
-def carve(like: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
-    """Flat float32 buffers of these sizes, which `piece` gives, in one allocation."""
-    if not sizes:
-        return ()
-    return like.new_empty(sum(sizes), dtype=torch.float32).split_with_sizes(sizes)
+def new_room(like: Tensor, room: Room) -> tuple[Tensor, ...]:
+    """The buffer of a room, or none for an empty one."""
+    return (like.new_empty(room.size, dtype=torch.float32),) if room.size else ()
 
 
 def walk_arguments(
@@ -267,10 +267,11 @@ def tile_blocks(form: Form, schedule: Schedule, *, whole: bool = False) -> Block
     )
 
 
-def merge_items(blocks: Blocks) -> int:
-    """How many pieces of a long row a merge reads at a time."""
-    row = blocks.row["BLOCK_H"] * blocks.row["BLOCK_C"]
-    return max(MERGE_ITEMS, min(_MERGE_ELEMENTS // row, 4 * MERGE_ITEMS))
+def merge_blocks(blocks: Blocks) -> dict[str, int]:
+    """A tile of a merge: one head, and as many pieces as have room beside it."""
+    block_c = blocks.row["BLOCK_C"]
+    items = max(MERGE_ITEMS, min(_MERGE_ELEMENTS // block_c, _MOST_ITEMS))
+    return {"BLOCK_P": items, "BLOCK_H": 1, "BLOCK_C": block_c}
 
 
 def walk_programs(rows: Grouping, items: WorkItems, schedule: Schedule) -> int:

@@ -15,19 +15,19 @@ from pyg_tiga.impls.attention_launch import (
     Blocks,
     Form,
     Operand,
-    carve,
     has_slope,
-    merge_items,
+    merge_blocks,
     merge_sums,
+    new_room,
     operand_names,
-    piece,
+    outside,
     score_functions,
     state_names,
     tile_blocks,
     walk_arguments,
     walk_programs,
 )
-from pyg_tiga.impls.launch import Prepared
+from pyg_tiga.impls.launch import Prepared, Room, room_of
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -53,6 +53,7 @@ class PreparePass:
         positive: Whether the state has P and p, and so the gradient by row is formed.
         bias: Dtype of a bias in the result.
         sums: Where sums of the gradient go, for a bias behind or in the result.
+        rooms: Buffers in which some of all this stands.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class PreparePass:
         positive: bool,
         bias: torch.dtype | None,
         sums: Sums | None,
+        rooms: tuple[Room, ...] = (),
     ) -> None:
         from pyg_tiga.kernels.attention_state import attention_prepare
 
@@ -81,7 +83,7 @@ class PreparePass:
         names += ["row_ptr"] if row is not None else []
         names += ["grad_row_ptr"] if positive else []
         names += ["bias_ptr"] if bias is not None else []
-        names += ["part_ptr"] if sums is not None else []
+        names += ["sums_ptr"] if sums is not None else []
         arguments = {
             "num_rows": rows.num_rows,
             "heads": heads,
@@ -103,10 +105,10 @@ class PreparePass:
         }
         grid = (programs, -(-heads // block_h))
         kernel = attention_prepare
-        # Called with the gradient, the state, what is packed, and by `names` the rest.
+        # Called with what is in no room in the order of `names`, and with the rooms.
         warps = 2 if sums is None else SUM_WARPS
-        names = tuple(names)
-        self.launch = Prepared(kernel, grid, arguments, names, rows.index, warps)
+        varying = (*outside(names, rooms), *rooms)
+        self.launch = Prepared(kernel, grid, arguments, varying, rows.index, warps)
 
 
 class ColumnsPass:
@@ -120,6 +122,7 @@ class ColumnsPass:
         terms: Whether gradients of the edges' terms, and of the loops', are formed.
         vectors: Dtypes of the vectors through which gradients of the sources' and the
             destinations' scores flow on into those of values; None where they do not.
+        rooms: Buffers in which some of all this stands.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class ColumnsPass:
         grad: Operand,
         terms: tuple[bool, bool],
         vectors: tuple[torch.dtype | None, torch.dtype | None],
+        rooms: tuple[Room, ...] = (),
     ) -> None:
         from pyg_tiga.kernels.attention_columns import attention_columns
 
@@ -143,10 +147,17 @@ class ColumnsPass:
         functions = ("load_row", "load_col", "score", "slope", "vjp_col", "vjp_term")
         slots = {"slot_ptr": graph.slots()} if terms[0] else {}
         heads = -(-form.heads // blocks.row["BLOCK_H"])
-        extra = _vector_names(vectors)
         scalar = items.num_items * form.heads
-        sizes = [piece(scalar * form.channels), piece(scalar * form.width)]
-        self._parts = sizes if items.num_items else []
+        sizes = {"part_ptr": form.channels, "part_col_ptr": form.width}
+        self._part = room_of({name: scalar * n for name, n in sizes.items()})
+        results = outside(("grad_value_ptr", "grad_col_ptr"), rooms)
+        given_terms = [
+            name
+            for name, wanted in zip(("grad_term_ptr", "grad_loop_term_ptr"), terms)  # noqa: B905
+            if wanted
+        ]
+        rest = (*outside(_vector_names(vectors), rooms), *rooms)
+        rest += (self._part,) if items.num_items else ()
         self._walk = Prepared(
             attention_columns,
             (walk_programs(columns, items, schedule), heads),
@@ -161,47 +172,46 @@ class ColumnsPass:
                 **blocks.all,
             },
             (
-                *operand_names(form),
-                "grad_ptr",
-                "state_ptr",
-                "grad_value_ptr",
-                "grad_col_ptr",
-                *(["grad_term_ptr"] if terms[0] else []),
-                *(["grad_loop_term_ptr"] if terms[1] else []),
-                *(["part_ptr", "part_col_ptr"] if items.num_items else []),
-                *extra,
+                *outside(operand_names(form), rooms),
+                *outside(("grad_ptr", "state_ptr"), rooms),
+                *results,
+                *given_terms,
+                *rest,
             ),
             columns.index,
             schedule.warps,
             schedule.registers,
         )
-        self._merge = _merge_columns(columns, items, form, extra, flags, blocks)
+        self._merge = _merge_columns(
+            columns, items, form, (*results, *rest), flags, blocks
+        )
 
     def __call__(
         self,
         stream: int,
         operands: tuple[Tensor, ...],
-        grad: Tensor,
-        packed: Tensor,
+        given: tuple[Tensor, ...],
         results: tuple[Tensor, ...],
+        terms: tuple[Tensor, ...],
         vectors: tuple[Tensor, ...],
+        *rooms: Tensor,
     ) -> None:
-        """Launch.
+        """Launch; of everything, what is there and stands in no room.
 
         Args:
             stream: The current stream.
-            operands: Operands that are there, laid out.
-            grad: The result's gradient.
-            packed: What the first pass packed.
-            results: Gradients of values, of the sources' operand, and of terms where
-                they are formed.
+            operands: Operands, laid out.
+            given: The result's gradient, and what the first pass packed.
+            results: Gradients of values and of the sources' operand.
+            terms: Gradients of terms.
             vectors: The sources' vector, and the destinations' with the gradient of
-                their scores, where they are used.
+                their scores.
+            *rooms: The rooms.
         """
-        part = carve(grad, self._parts)
-        self._walk(stream, *operands, grad, packed, *results, *part, *vectors)
+        rest = (*vectors, *rooms, *new_room(given[0], self._part))
+        self._walk(stream, *operands, *given, *results, *terms, *rest)
         if self._merge is not None:
-            self._merge(stream, *part, *results[:2], *vectors)
+            self._merge(stream, *results, *rest)
 
 
 def _vector_names(vectors: tuple[object, object]) -> tuple[str, ...]:
@@ -214,7 +224,7 @@ def _merge_columns(
     columns: Grouping,
     items: WorkItems,
     form: Form,
-    extra: tuple[str, ...],
+    varying: tuple[str | Room, ...],
     flags: dict[str, bool],
     blocks: Blocks,
 ) -> Prepared | None:
@@ -224,19 +234,17 @@ def _merge_columns(
         return None
     arguments = {
         **flags,
-        **blocks.row,
+        **merge_blocks(blocks),
         **blocks.operand,
         "hub_row_ptr": items.hub_row,
         "hub_ptr_ptr": items.hub_ptr,
         "HEADS": form.heads,
         "CHANNELS": form.channels,
         "WIDTH": form.width,
-        "BLOCK_P": merge_items(blocks),
     }
-    grid = (items.num_hubs, -(-form.heads // blocks.row["BLOCK_H"]))
-    names = ("part_ptr", "part_col_ptr", "grad_value_ptr", "grad_col_ptr", *extra)
+    grid = (items.num_hubs, form.heads)
     kernel = columns_merge
-    return Prepared(kernel, grid, arguments, names, columns.index, MERGE_WARPS)
+    return Prepared(kernel, grid, arguments, varying, columns.index, MERGE_WARPS)
 
 
 class EdgeSumsPass:
@@ -275,14 +283,14 @@ class EdgeSumsPass:
         units = rows.num_rows + items.num_items
         grid = (-(-units // arguments["BLOCK_R"]), -(-heads // block_w))
         names = ["value_ptr", *(["start_ptr"] if num_loops > 0 else []), "out_ptr"]
-        names += ["part_ptr"] if items.num_items else []
-        self._parts = [piece(items.num_items * heads)] if items.num_items else []
+        self._part = room_of({"part_ptr": items.num_items * heads})
+        names += [self._part] if items.num_items else []
         self._walk = Prepared(edge_sums, grid, arguments, tuple(names), rows.index)
         self._merge = merge_sums(rows, items, heads)
 
     def __call__(self, stream: int, terms: tuple[Tensor, ...], out: Tensor) -> None:
         """Launch on gradients of the edges' terms and, with loops, of theirs."""
-        part = carve(out, self._parts)
+        part = new_room(out, self._part)
         self._walk(stream, *terms, out, *part)
         if self._merge is not None:
             self._merge(stream, *part, out)
@@ -315,10 +323,10 @@ class DestinationsPass:
         functions = ("load_row", "load_col", "score", "slope", "vjp_row", "vjp_param")
         names = [*operand_names(form), "grad_ptr", "state_ptr", "grad_row_ptr"]
         names += ["grad_param_ptr"] if has_param else []
-        names += ["part_ptr"] if items.num_items else []
         heads = -(-form.heads // blocks.row["BLOCK_H"])
         width = form.heads * form.width
-        self._parts = [piece(items.num_items * width)] if items.num_items else []
+        self._part = room_of({"part_ptr": items.num_items * width})
+        names += [self._part] if items.num_items else []
         # Every unit leaves its share of the parameter's gradient.
         self._units = rows.num_rows + items.num_items
         self._param = (form.heads, form.width) if has_param else None
@@ -348,7 +356,7 @@ class DestinationsPass:
         out: Tensor,
     ) -> Tensor | None:
         """Launch; gives the parameter's gradient, if it has any."""
-        part = carve(out, self._parts)
+        part = new_room(out, self._part)
         params: tuple[Tensor, ...] = ()
         if self._param is not None:
             params = (out.new_zeros(self._units, *self._param),)

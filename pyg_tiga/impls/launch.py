@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_ALIGNMENT = 16
+_ALIGNMENT = 16  # bytes
+_FLOAT = 4
+_LINE = 128 // _FLOAT  # of a cache, in float32 numbers
 _INT32 = 1 << 31
 _MOST = 8192
 _NOTHING = nullcontext()
@@ -150,6 +152,30 @@ class Launcher:
             self._known[key] = compiled
 
 
+class Room(NamedTuple):
+    """One float32 buffer into which several pointers of a kernel point.
+
+    Args:
+        places: Where each begins, by name, in numbers; see :func:`room_of`.
+        size: Numbers in all.
+    """
+
+    places: dict[str, int]
+    size: int
+
+
+def room_of(sizes: dict[str | tuple[str, ...], int]) -> Room:
+    """A room for arrays of these sizes, each beginning a line of cache.
+
+    An array may have several names, where kernels call it differently.
+    """
+    places, end = {}, 0
+    for names, size in sizes.items():
+        places |= dict.fromkeys((names,) if isinstance(names, str) else names, end)
+        end += -(-size // _LINE) * _LINE
+    return Room(places, end)
+
+
 class Prepared:
     """A kernel with everything but the pointers that change from call to call.
 
@@ -161,7 +187,8 @@ class Prepared:
         grid: Programs along each axis.
         given: Arguments by name: numbers, constexprs, and tensors that never change,
             which are kept alive.
-        varying: Names of the pointers that each call gives, in its order.
+        varying: Names of the pointers that each call gives, in its order; rooms come
+            last, and may have places for pointers of other kernels.
         absent: Stands for the pointers of which nobody speaks; it is not read.
         warps: Warps per program.
         registers: Registers per thread at most, where the compiler can be told; 0 for
@@ -177,6 +204,7 @@ class Prepared:
         "_kept",
         "_kernel",
         "_options",
+        "_rooms",
         "_slots",
         "_template",
     )
@@ -186,20 +214,29 @@ class Prepared:
         kernel: Any,
         grid: tuple[int, ...],
         given: dict[str, Any],
-        varying: tuple[str, ...],
+        varying: tuple[str | Room, ...],
         absent: Tensor,
         warps: int = 1,
         registers: int = 0,
     ) -> None:
         names = kernel.arg_names
-        unknown = {*given, *varying}.difference(names)
+        singles = [name for name in varying if isinstance(name, str)]
+        unknown = {*given, *singles}.difference(names)
         assert not unknown, f"'{kernel.__name__}' has no {sorted(unknown)}"
         self._kernel = kernel
         self._grid = (*grid, 1, 1)[:3]
         self._options = {"num_warps": warps}
         if registers and torch.version.hip is None:
             self._options["maxnreg"] = registers
-        self._slots = tuple([names.index(name) for name in varying])
+        self._slots = tuple([names.index(name) for name in singles])
+        self._rooms = [
+            [
+                (names.index(name), place * _FLOAT)
+                for name, place in room.places.items()
+                if name in names
+            ]
+            for room in varying[len(singles) :]
+        ]
         # Tensors where Triton compiles, and addresses where it launches.
         self._kept = [
             given.get(name, absent) if name.endswith("_ptr") else given[name]
@@ -228,13 +265,18 @@ class Prepared:
             if tensor.dtype is not dtype:
                 bits = 1
                 break
+        for room, tensor in zip(self._rooms, tensors[len(self._slots) :]):  # noqa: B905
+            address = tensor.data_ptr()
+            bits |= address
+            for slot, place in room:
+                arguments[slot] = address + place
         if bits % _ALIGNMENT:
             self._launch_anew(tensors)
             return
         compiled.fire(self._grid, stream, arguments)
 
     def _fixed_bits(self) -> int:
-        slots = set(self._slots)
+        slots = {*self._slots, *[slot for room in self._rooms for slot, _ in room]}
         return _bits(
             value.data_ptr()
             for slot, value in enumerate(self._kept)
@@ -244,8 +286,12 @@ class Prepared:
     def _launch_anew(self, tensors: tuple[Tensor, ...]) -> None:
         """Launch what was compiled for another graph, or else by Triton's own road."""
         arguments = self._kept.copy()
-        for slot, tensor in zip(self._slots, tensors, strict=True):
+        singles = tensors[: len(self._slots)]
+        for slot, tensor in zip(self._slots, singles, strict=True):
             arguments[slot] = tensor
+        for room, tensor in zip(self._rooms, tensors[len(singles) :], strict=True):
+            for slot, place in room:
+                arguments[slot] = tensor.view(-1)[place // _FLOAT :]
         pointers = [value for value in arguments if isinstance(value, Tensor)]
         rest = tuple([value for value in arguments if not isinstance(value, Tensor)])
         addresses = [pointer.data_ptr() for pointer in pointers]
@@ -256,7 +302,7 @@ class Prepared:
             shared, self._kernel, self._grid, addresses, pointers, rest, self._options
         )
         if found is not None:
-            self._dtypes = tuple([tensor.dtype for tensor in tensors])
+            self._dtypes = tuple([tensor.dtype for tensor in singles])
             self._compiled = found
 
     def _shared_key(self, arguments: list[Any]) -> tuple[Any, ...] | None:

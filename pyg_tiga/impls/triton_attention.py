@@ -11,15 +11,15 @@ from pyg_tiga.impls.attention_launch import (
     MERGE_WARPS,
     Blocks,
     Form,
-    carve,
     form_of,
     found,
     given,
     laid_out,
-    merge_items,
+    merge_blocks,
+    new_room,
     new_state,
     operand_names,
-    piece,
+    outside,
     score_functions,
     state_names,
     tile_blocks,
@@ -28,7 +28,13 @@ from pyg_tiga.impls.attention_launch import (
 )
 from pyg_tiga.impls.attention_types import Operands, Options, State
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
-from pyg_tiga.impls.launch import Prepared, current_stream, device_guard
+from pyg_tiga.impls.launch import (
+    Prepared,
+    Room,
+    current_stream,
+    device_guard,
+    room_of,
+)
 from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.csr import Grouping, WorkItems
@@ -45,6 +51,7 @@ class RowsPass:
         out_dtype: Dtype of the result.
         positive: Keep P and p.
         bias: Dtype of a bias ``[H, C]`` that is added to the result.
+        rooms: Buffers in which some of the operands and of the state stand.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class RowsPass:
         out_dtype: torch.dtype,
         positive: bool,
         bias: torch.dtype | None,
+        rooms: tuple[Room, ...] = (),
     ) -> None:
         from pyg_tiga.kernels.edge_attention import attention_rows
 
@@ -66,9 +74,10 @@ class RowsPass:
             -(-form.heads // blocks.row["BLOCK_H"]),
             -(-form.channels // blocks.row["BLOCK_C"]),
         )
-        extra = () if bias is None else ("bias_ptr",)
-        part = state_names(positive, "part") if items.num_items else ()
-        self._parts = _part_sizes(items, form, positive)
+        state = outside(state_names(positive), rooms)
+        rest = () if bias is None else ("bias_ptr",)
+        self._part = _part_room(items, form, positive)
+        rest += (*rooms, *((self._part,) if items.num_items else ()))
         self._walk = Prepared(
             attention_rows,
             (walk_programs(rows, items, schedule), *tiles),
@@ -78,16 +87,17 @@ class RowsPass:
                 **flags,
                 **blocks.all,
             },
-            (*operand_names(form), *state_names(positive), *part, *extra),
+            (*outside(operand_names(form), rooms), *state, *rest),
             rows.index,
             schedule.warps,
             schedule.registers,
         )
         self._merge: Prepared | None = None
         if items.num_hubs:
-            names = (*state_names(positive), *part, *extra)
             flags |= {"HEADS": form.heads, "CHANNELS": form.channels}
-            self._merge = _merge(rows, items, tiles, names, flags, blocks)
+            varying = (*state, *rest)
+            made = (rows, items, form.heads, tiles[1], varying, flags, blocks)
+            self._merge = _merge(*made)
 
     def __call__(
         self,
@@ -95,35 +105,37 @@ class RowsPass:
         operands: tuple[Tensor, ...],
         state: tuple[Tensor, ...],
         bias: tuple[Tensor, ...],
+        *rooms: Tensor,
     ) -> None:
         """Launch.
 
         Args:
             stream: The current stream.
-            operands: Operands that are there, laid out.
-            state: The parts of a state that are there: the result.
+            operands: Operands that are there and in no room, laid out.
+            state: The parts of a state that are there and in no room: the result.
             bias: The bias, if there is one.
+            *rooms: The rooms.
         """
-        part = carve(operands[0], self._parts)
-        self._walk(stream, *operands, *state, *part, *bias)
+        rest = (*bias, *rooms, *new_room(operands[0], self._part))
+        self._walk(stream, *operands, *state, *rest)
         if self._merge is not None:
-            self._merge(stream, *state, *part, *bias)
+            self._merge(stream, *state, *rest)
 
 
-def _part_sizes(items: WorkItems, form: Form, positive: bool) -> list[int]:
-    if not items.num_items:
-        return []
+def _part_room(items: WorkItems, form: Form, positive: bool) -> Room:
+    """Room for the states of pieces."""
     scalar = items.num_items * form.heads
-    sizes = [scalar * form.channels, scalar, scalar]
-    sizes += [scalar * form.channels, scalar] if positive else []
-    return list(map(piece, sizes))
+    rows = ("part_ptr", "part_positive_ptr")
+    names = state_names(positive, "part")
+    return room_of({n: scalar * (form.channels if n in rows else 1) for n in names})
 
 
 def _merge(
     rows: Grouping,
     items: WorkItems,
-    tiles: tuple[int, int],
-    varying: tuple[str, ...],
+    heads: int,
+    slices: int,
+    varying: tuple[str | Room, ...],
     flags: dict[str, Any],
     blocks: Blocks,
 ) -> Prepared:
@@ -132,11 +144,10 @@ def _merge(
     arguments = {
         "hub_row_ptr": items.hub_row,
         "hub_ptr_ptr": items.hub_ptr,
-        "BLOCK_P": merge_items(blocks),
-        **blocks.row,
+        **merge_blocks(blocks),
         **flags,
     }
-    grid = (items.num_hubs, *tiles)
+    grid = (items.num_hubs, heads, slices)
     kernel = attention_merge
     return Prepared(kernel, grid, arguments, varying, rows.index, MERGE_WARPS)
 

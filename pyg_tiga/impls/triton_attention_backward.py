@@ -151,8 +151,14 @@ class _Call:
         if terms[0]:
             graph.slots()  # Safe to read on this stream.
         used = att if att[1] is None else (*att, grad_row)
-        results = given((made.value, made.col, made.term, made.loop_term))
-        run(self._stream, self._given, self._grad, packed, results, given(used))
+        run(
+            self._stream,
+            self._given,
+            (self._grad, packed),
+            (made.value, made.col),
+            given((made.term, made.loop_term)),
+            given(used),
+        )
         return made
 
     def _edge_sums(self, made: Gradients) -> Tensor:

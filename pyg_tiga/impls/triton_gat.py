@@ -11,14 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_tiga.impls.attention_launch import Form, Operand, carve, piece
+from pyg_tiga.impls.attention_launch import Form, Operand
 from pyg_tiga.impls.attention_passes import (
     ColumnsPass,
     PreparePass,
     Sums,
 )
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.impls.launch import current_stream
+from pyg_tiga.impls.launch import Room, current_stream, room_of
 from pyg_tiga.impls.triton_attention import RowsPass
 from pyg_tiga.impls.triton_nodes import (
     PartialsPass,
@@ -58,6 +58,25 @@ class Layer(NamedTuple):
         rest = (None, None, False, self.options)
         return Form(heads, channels, 1, value, score, score, *rest)
 
+    def kept(self, num_nodes: int) -> Room:
+        """What a forward keeps besides its output, if this is float32.
+
+        That is scores of sources and destinations, m and l; for a backward also p and,
+        where the layer itself is in float32, P.
+        """
+        scalar = num_nodes * self.heads
+        sizes: dict[str | tuple[str, ...], int] = {
+            ("first_ptr", "col_ptr"): scalar,
+            ("second_ptr", "row_ptr"): scalar,
+            "m_ptr": scalar,
+            "l_ptr": scalar,
+        }
+        if self.positive:
+            sizes["positive_sum_ptr"] = scalar
+            if self.dtype is torch.float32:
+                sizes["positive_ptr"] = scalar * self.channels
+        return room_of(sizes)
+
 
 class Parameters(NamedTuple):
     """Parameters and dropout's seed, as the kernels take them."""
@@ -81,34 +100,27 @@ class GatForward:
         heads, channels, dtype = layer.heads, layer.channels, layer.dtype
         shape = (graph.num_dst, heads, channels)
         self._shape = (graph.num_dst, heads * channels)
-        self._scalars = (5 if layer.positive else 4, piece(graph.num_dst * heads))
-        self._positive = layer.positive
-        self._scores = ScoresPass(graph, shape, (dtype, dtype, dtype), True).launch
-        bias = dtype if layer.adds_bias else None
-        form = layer.form()
-        self._rows = RowsPass(graph, schedule, form, dtype, layer.positive, bias)
+        kept = layer.kept(graph.num_dst)
+        self._kept = kept.size
+        self._is_apart = layer.positive and "positive_ptr" not in kept.places
+        dtypes = (dtype, dtype, dtype)
+        self._scores = ScoresPass(graph, shape, dtypes, True, (kept,)).launch
+        made = (layer.form(), dtype, layer.positive, dtype if layer.adds_bias else None)
+        self._rows = RowsPass(graph, schedule, *made, (kept,))
 
     def __call__(
         self, values: Tensor, parameters: Parameters
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Launch; gives the output, scalars per node and head, and P.
-
-        The scalars are, one after the other, scores of sources and of destinations, m
-        and l, and p.
-        """
+        """Launch; gives the output, what is kept besides, and P if it stands apart."""
         stream = current_stream(values.get_device())
         out = values.new_empty(self._shape)
-        scalars = values.new_empty(self._scalars, dtype=torch.float32)
-        alpha_src, alpha_dst, m, total, *rest = scalars.unbind(0)
-        positive = None
-        state: tuple[Tensor, ...] = (out, m, total)
-        if self._positive:
-            positive = values.new_empty(self._shape)
-            state = (out, m, total, positive, rest[0])
+        kept = values.new_empty(self._kept, dtype=torch.float32)
+        positive = values.new_empty(self._shape) if self._is_apart else None
+        state = (out,) if positive is None else (out, positive)
         att_src, att_dst, bias, seed = parameters
-        self._scores(stream, values, att_src, att_dst, alpha_src, alpha_dst)
-        self._rows(stream, (values, alpha_dst, alpha_src, *seed), state, bias)
-        return out, scalars, positive
+        self._scores(stream, values, att_src, att_dst, kept)
+        self._rows(stream, (values, *seed), state, bias, kept)
+        return out, kept, positive
 
 
 class Needs(NamedTuple):
@@ -141,38 +153,37 @@ class GatBackward:
         heads, channels, dtype = layer.heads, layer.channels, layer.dtype
         shape = (graph.num_dst, heads, channels)
         self._needs = needs
-        grad = Operand(dtype, stride, channels)
         self._walks = needs.values or needs.vectors
         kinds = (2 if needs.vectors else 0) + needs.bias
-        programs = sum_programs(shape)
-        self._sums = (programs, kinds, 1, heads, channels)
-        size = heads * channels
+        self._shape = (kinds, 1, heads, channels)
+        size, programs = heads * channels, sum_programs(shape)
+        made = _made(graph.num_dst * heads, programs * kinds * size)
+        self._made = made.size
+        rooms = (layer.kept(graph.num_dst), made)
+        grad, form = Operand(dtype, stride, channels), layer.form()
         bias = dtype if layer.adds_bias else None
         sums = None
         if needs.bias:
             sums = Sums(programs, kinds * size, (kinds - 1) * size)
-        form = layer.form()
-        made = (graph, (heads, channels), grad, form.row, layer.options.scale, True)
-        self._prepare = PreparePass(*made, bias, sums).launch
-        scalar = graph.num_dst * heads
-        self._sizes = [piece(4 * scalar), piece(scalar)]
-        if kinds:
-            self._total = PartialsPass(graph, programs, kinds * size).launch
+        rest = (form.row, layer.options.scale, True, bias, sums, rooms)
+        self._prepare = PreparePass(graph, (heads, channels), grad, *rest).launch
         if self._walks:
-            self._sizes.append(piece(scalar))
-            rest = ((False, False), (dtype, dtype))
+            rest = ((False, False), (dtype, dtype), rooms)
             self._columns = ColumnsPass(graph, schedule, form, grad, *rest)
         if needs.vectors:
-            rest = (True, programs, kinds * size)
+            rest = (True, programs, kinds * size, (made,))
             self._scores = ScoresBackwardPass(graph, shape, dtype, *rest).launch
+        if kinds:
+            total = PartialsPass(graph, programs, kinds * size, (made,))
+            self._total = total.launch
 
     def __call__(
         self,
         grad: Tensor,  # [N, H * C]
         values: Tensor,  # [N, H * C]
         out: Tensor,  # [N, H * C]
-        scalars: Tensor,
-        positive: Tensor,  # [N, H * C]
+        kept: Tensor,
+        positive: Tensor | None,  # [N, H * C]
         parameters: Parameters,
     ) -> tuple[Tensor | None, Tensor | None]:
         """Launch; gives the gradients of values, and of those parameters that need one.
@@ -181,26 +192,32 @@ class GatBackward:
         these need any, then of the bias.
         """
         stream = current_stream(grad.get_device())
-        sums = None
-        if self._sums[1]:
-            sums = grad.new_empty(self._sums, dtype=torch.float32)
-        packed, grad_row, *rest = carve(grad, self._sizes)
-        alpha_src, alpha_dst, m, total, positive_sum = scalars.unbind(0)
+        made = grad.new_empty(self._made, dtype=torch.float32)
+        rooms = (kept, made)
         att_src, att_dst, bias, seed = parameters
-        state = (out, m, total, positive, positive_sum, packed, alpha_dst, grad_row)
-        partial = (sums,) if self._needs.bias else ()
-        self._prepare(stream, grad, *state, *bias, *partial)
-        grad_values = None
+        state = (out,) if positive is None else (out, positive)
+        self._prepare(stream, grad, *state, *bias, *rooms)
+        grad_values = total = None
         if self._walks:
             grad_values = torch.empty_like(values)
-            operands = (values, alpha_dst, alpha_src, *seed)
-            results = (grad_values, *rest)
-            vectors = (att_src, att_dst, grad_row)
-            self._columns(stream, operands, grad, packed, results, vectors)
+            operands, vectors = (values, *seed), (att_src, att_dst)
+            results = (grad_values,)
+            self._columns(stream, operands, (grad,), results, (), vectors, *rooms)
         if self._needs.vectors:
-            self._scores(stream, values, *rest, grad_row, sums)
-        if sums is None:
-            return grad_values, None
-        total = sums.new_empty(self._sums[1:])
-        self._total(stream, sums, total)
+            self._scores(stream, values, made)
+        if self._shape[0]:
+            total = made.new_empty(self._shape)
+            self._total(stream, total, made)
         return grad_values, total
+
+
+def _made(scalar: int, sums: int) -> Room:
+    """Room for what a backward packs, gradients of scores, and partial sums."""
+    return room_of(
+        {
+            "state_ptr": 4 * scalar,
+            ("grad_row_ptr", "grad_second_ptr"): scalar,
+            ("grad_col_ptr", "grad_first_ptr"): scalar,
+            "sums_ptr": sums,
+        }
+    )

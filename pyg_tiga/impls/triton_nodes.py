@@ -10,8 +10,9 @@ from pyg_tiga.impls.attention_launch import (
     SUM_ELEMENTS,
     SUM_WARPS,
     found,
+    outside,
 )
-from pyg_tiga.impls.launch import Prepared, current_stream, device_guard
+from pyg_tiga.impls.launch import Prepared, Room, current_stream, device_guard
 from pyg_tiga.problem import power_of_2
 from pyg_tiga.relation.graph import Graph
 
@@ -29,6 +30,7 @@ class ScoresPass:
         shape: N, H and C.
         dtypes: Of x and of the vectors.
         second: Whether there is a second vector.
+        rooms: Buffers in which the scores stand.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ScoresPass:
         shape: tuple[int, int, int],
         dtypes: tuple[torch.dtype, ...],
         second: bool,
+        rooms: tuple[Room, ...] = (),
     ) -> None:
         from pyg_tiga.kernels.node_scores import node_scores
 
@@ -49,7 +52,7 @@ class ScoresPass:
         )
         vectors = ("first_att_ptr", *(("second_att_ptr",) if second else ()))
         scores = ("first_ptr", *(("second_ptr",) if second else ()))
-        names = ("x_ptr", *vectors, *scores)
+        names = ("x_ptr", *vectors, *outside(scores, rooms), *rooms)
         absent = graph.rows().index
         self.launch = Prepared(node_scores, grid, arguments, names, absent, 2)
 
@@ -64,6 +67,7 @@ class ScoresBackwardPass:
         second: Whether there is a second gradient.
         programs: Partial sums, and
         stride: the distance between them.
+        rooms: Buffers in which gradients and sums stand.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class ScoresBackwardPass:
         second: bool,
         programs: int,
         stride: int,
+        rooms: tuple[Room, ...] = (),
     ) -> None:
         from pyg_tiga.kernels.node_scores import node_scores_backward
 
@@ -87,7 +92,7 @@ class ScoresBackwardPass:
             -(-channels // blocks["BLOCK_C"]),
         )
         grads = ("grad_first_ptr", *(("grad_second_ptr",) if second else ()))
-        names = ("x_ptr", *grads, "part_ptr")
+        names = ("x_ptr", *outside((*grads, "sums_ptr"), rooms), *rooms)
         absent = graph.rows().index
         kernel = node_scores_backward
         self.launch = Prepared(kernel, grid, arguments, names, absent, SUM_WARPS)
@@ -100,16 +105,20 @@ class PartialsPass:
         graph: A relation of the nodes.
         programs: How many there are.
         width: Numbers in each.
+        rooms: The buffer in which they stand.
     """
 
-    def __init__(self, graph: Graph, programs: int, width: int) -> None:
+    def __init__(
+        self, graph: Graph, programs: int, width: int, rooms: tuple[Room, ...] = ()
+    ) -> None:
         from pyg_tiga.kernels.node_scores import sum_partials
 
         block_w = min(power_of_2(width), _WIDTH)
         blocks = {"BLOCK_P": _PARTIALS, "BLOCK_W": block_w}
         arguments = {"programs": programs, "width": width, **blocks}
         grid = (-(-width // block_w),)
-        names, absent = ("part_ptr", "out_ptr"), graph.rows().index
+        names = (*outside(("sums_ptr", "out_ptr"), rooms), *rooms)
+        absent = graph.rows().index
         self.launch = Prepared(sum_partials, grid, arguments, names, absent, 4)
 
 

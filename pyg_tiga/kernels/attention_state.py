@@ -20,7 +20,7 @@ def attention_prepare(
     state_ptr,
     grad_row_ptr,
     bias_ptr,
-    part_ptr,
+    sums_ptr,
     num_rows,
     heads,
     channels,
@@ -107,8 +107,8 @@ def attention_prepare(
         o_c = tl.arange(0, BLOCK_C)
         o_hc = o_h[:, None] * channels + o_c[None, :]
         m_hc = m_h[:, None] & (o_c < channels)[None, :]
-        p_part = part_ptr + tl.program_id(0).to(tl.int64) * stride_p + offset_p + o_hc
-        tl.store(p_part, tl.sum(total, axis=0), mask=m_hc)
+        p_sums = sums_ptr + tl.program_id(0).to(tl.int64) * stride_p + offset_p + o_hc
+        tl.store(p_sums, tl.sum(total, axis=0), mask=m_hc)
 
 
 @triton.jit

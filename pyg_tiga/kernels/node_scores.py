@@ -54,7 +54,7 @@ def node_scores_backward(
     x_ptr,
     grad_first_ptr,
     grad_second_ptr,
-    part_ptr,
+    sums_ptr,
     num_nodes,
     heads,
     channels,
@@ -87,15 +87,15 @@ def node_scores_backward(
         if SECOND:
             grad = tl.load(grad_second_ptr + o_nh, mask=m_nh, other=0.0).to(tl.float32)
             second += grad[:, :, None] * x
-    p_part = part_ptr + tl.program_id(0).to(tl.int64) * stride_p + o_hc
-    tl.store(p_part, tl.sum(first, axis=0), mask=m_hc)
+    p_sums = sums_ptr + tl.program_id(0).to(tl.int64) * stride_p + o_hc
+    tl.store(p_sums, tl.sum(first, axis=0), mask=m_hc)
     if SECOND:
-        tl.store(p_part + size, tl.sum(second, axis=0), mask=m_hc)
+        tl.store(p_sums + size, tl.sum(second, axis=0), mask=m_hc)
 
 
 @triton.jit(do_not_specialize=["programs"])
 def sum_partials(
-    part_ptr,
+    sums_ptr,
     out_ptr,
     programs,
     width,
@@ -110,6 +110,6 @@ def sum_partials(
         o_p = k + tl.arange(0, BLOCK_P)
         m = (o_p < programs)[:, None] & m_w[None, :]
         acc += tl.load(
-            part_ptr + o_p[:, None] * width + o_w[None, :], mask=m, other=0.0
+            sums_ptr + o_p[:, None] * width + o_w[None, :], mask=m, other=0.0
         )
     tl.store(out_ptr + o_w, tl.sum(acc, axis=0), mask=m_w)

@@ -29,6 +29,7 @@ TYPES = {
             "state_ptr",
             "positive_sum_ptr",
             "part_ptr",
+            "sums_ptr",
             "part_m_ptr",
             "part_l_ptr",
             "part_positive_ptr",
