@@ -32,6 +32,9 @@ from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
+# So few that all programs of a sum over the nodes run at once.
+_SUM_REGISTERS = 64
+
 
 class Sums(NamedTuple):
     """Where partial sums over all nodes go."""
@@ -74,7 +77,7 @@ class PreparePass:
         # A sum over rows holds all channels of a head.
         block_c = power_of_2(channels)
         block_c = min(block_c, 128) if sums is None else block_c
-        most = NODE_ELEMENTS if sums is None else SUM_ELEMENTS
+        most = NODE_ELEMENTS if sums is None else SUM_ELEMENTS // 2
         block_h = min(power_of_2(heads), max(1, NODE_ELEMENTS // block_c))
         block_n = max(1, most // (block_c * block_h))
         rows = graph.rows()
@@ -86,8 +89,8 @@ class PreparePass:
         names += ["sums_ptr"] if sums is not None else []
         arguments = {
             "num_rows": rows.num_rows,
-            "heads": heads,
-            "channels": channels,
+            "HEADS": heads,
+            "CHANNELS": channels,
             "stride_gn": grad.stride_n,
             "stride_gh": grad.stride_h,
             "stride_rn": 0 if row is None else row.stride_n,
@@ -108,7 +111,8 @@ class PreparePass:
         # Called with what is in no room in the order of `names`, and with the rooms.
         warps = 2 if sums is None else SUM_WARPS
         varying = (*outside(names, rooms), *rooms)
-        self.launch = Prepared(kernel, grid, arguments, varying, rows.index, warps)
+        rest = (rows.index, warps, 0 if sums is None else _SUM_REGISTERS)
+        self.launch = Prepared(kernel, grid, arguments, varying, *rest)
 
 
 class ColumnsPass:

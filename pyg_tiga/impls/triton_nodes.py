@@ -44,7 +44,7 @@ class ScoresPass:
         from pyg_tiga.kernels.node_scores import node_scores
 
         num_nodes, heads, channels = shape
-        blocks = _blocks(heads, channels, NODE_ELEMENTS, NODE_ELEMENTS)
+        blocks = _blocks(heads, channels, NODE_ELEMENTS, SUM_ELEMENTS)
         arguments = {**_dimensions(shape), "SECOND": second, **blocks}
         grid = (
             -(-num_nodes // blocks["BLOCK_N"]),
@@ -54,7 +54,7 @@ class ScoresPass:
         scores = ("first_ptr", *(("second_ptr",) if second else ()))
         names = ("x_ptr", *vectors, *outside(scores, rooms), *rooms)
         absent = graph.rows().index
-        self.launch = Prepared(node_scores, grid, arguments, names, absent, 2)
+        self.launch = Prepared(node_scores, grid, arguments, names, absent, 4)
 
 
 class ScoresBackwardPass:
@@ -141,8 +141,8 @@ def _dimensions(shape: tuple[int, int, int]) -> dict[str, int]:
     num_nodes, heads, channels = shape
     return {
         "num_nodes": num_nodes,
-        "heads": heads,
-        "channels": channels,
+        "HEADS": heads,
+        "CHANNELS": channels,
         "stride_n": heads * channels,
         "stride_h": channels,
     }

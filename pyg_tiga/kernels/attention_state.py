@@ -22,8 +22,6 @@ def attention_prepare(
     bias_ptr,
     sums_ptr,
     num_rows,
-    heads,
-    channels,
     stride_gn,
     stride_gh,
     stride_rn,
@@ -31,6 +29,8 @@ def attention_prepare(
     stride_p,
     offset_p,
     scale,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
     HAS_ROW: tl.constexpr,
     HAS_POSITIVE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -48,25 +48,25 @@ def attention_prepare(
     sum of its rows' gradients, `stride_p` apart and from `offset_p` on.
     """
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    m_h = o_h < heads
+    m_h = o_h < HEADS
     total = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_C], dtype=tl.float32)
     step = tl.num_programs(0) * BLOCK_N
     for n in range(tl.program_id(0) * BLOCK_N, num_rows, step):
         row = (n + tl.arange(0, BLOCK_N)).to(tl.int64)
         m_r = row < num_rows
         m_rh = m_r[:, None] & m_h[None, :]
-        o_rh = row[:, None] * heads + o_h[None, :]  # [BLOCK_N, BLOCK_H]
+        o_rh = row[:, None] * HEADS + o_h[None, :]  # [BLOCK_N, BLOCK_H]
         delta = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
         plus = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
-        for c in range(0, channels, BLOCK_C):
+        for c in tl.static_range(0, CHANNELS, BLOCK_C):
             o_c = c + tl.arange(0, BLOCK_C)
-            m_c = o_c < channels
+            m_c = o_c < CHANNELS
             g = load_rows(grad_ptr, row, m_r, o_h, m_h, o_c, m_c, stride_gn, stride_gh)
             x = load_rows(
-                out_ptr, row, m_r, o_h, m_h, o_c, m_c, heads * channels, channels
+                out_ptr, row, m_r, o_h, m_h, o_c, m_c, HEADS * CHANNELS, CHANNELS
             )
             if HAS_BIAS:
-                p_bias = bias_ptr + o_h[:, None] * channels + o_c[None, :]
+                p_bias = bias_ptr + o_h[:, None] * CHANNELS + o_c[None, :]
                 m_hc = m_h[:, None] & m_c[None, :]
                 bias = tl.load(p_bias, mask=m_hc, other=0.0).to(tl.float32)
                 x -= bias[None, :, :]
@@ -82,8 +82,8 @@ def attention_prepare(
                     m_h,
                     o_c,
                     m_c,
-                    heads * channels,
-                    channels,
+                    HEADS * CHANNELS,
+                    CHANNELS,
                 )
                 plus += tl.sum(g * x, axis=2)
         b_m = tl.load(m_ptr + o_rh, mask=m_rh, other=0.0)
@@ -96,8 +96,8 @@ def attention_prepare(
         packed = tl.join(tl.join(b_m, delta), tl.join(1.0 / b_l, b_row))
         packed = tl.reshape(packed, [BLOCK_N, BLOCK_H * 4])
         o_s = tl.program_id(1) * (BLOCK_H * 4) + tl.arange(0, BLOCK_H * 4)
-        m_s = m_r[:, None] & (o_s < heads * 4)[None, :]
-        p_s = state_ptr + (row * (heads * 4))[:, None] + o_s[None, :]
+        m_s = m_r[:, None] & (o_s < HEADS * 4)[None, :]
+        p_s = state_ptr + (row * (HEADS * 4))[:, None] + o_s[None, :]
         tl.store(p_s, packed, mask=m_s)
         if HAS_POSITIVE:
             b_sum = tl.load(positive_sum_ptr + o_rh, mask=m_rh, other=0.0)
@@ -105,8 +105,8 @@ def attention_prepare(
             tl.store(grad_row_ptr + o_rh, grad_row, mask=m_rh)
     if GRAD_BIAS:
         o_c = tl.arange(0, BLOCK_C)
-        o_hc = o_h[:, None] * channels + o_c[None, :]
-        m_hc = m_h[:, None] & (o_c < channels)[None, :]
+        o_hc = o_h[:, None] * CHANNELS + o_c[None, :]
+        m_hc = m_h[:, None] & (o_c < CHANNELS)[None, :]
         p_sums = sums_ptr + tl.program_id(0).to(tl.int64) * stride_p + offset_p + o_hc
         tl.store(p_sums, tl.sum(total, axis=0), mask=m_hc)
 

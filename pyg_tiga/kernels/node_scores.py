@@ -16,10 +16,10 @@ def node_scores(
     first_ptr,
     second_ptr,
     num_nodes,
-    heads,
-    channels,
     stride_n,
     stride_h,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
     SECOND: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -28,21 +28,21 @@ def node_scores(
     """first_n = <x_n, first_att>, and the same for a second vector, [N, H] each."""
     node = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    m_n, m_h = node < num_nodes, o_h < heads
+    m_n, m_h = node < num_nodes, o_h < HEADS
     first = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_H], dtype=tl.float32)
-    for c in range(0, channels, BLOCK_C):
+    for c in tl.static_range(0, CHANNELS, BLOCK_C):
         o_c = c + tl.arange(0, BLOCK_C)
-        m_c = o_c < channels
+        m_c = o_c < CHANNELS
         x = load_rows(x_ptr, node, m_n, o_h, m_h, o_c, m_c, stride_n, stride_h)
-        o_hc = o_h[:, None] * channels + o_c[None, :]
+        o_hc = o_h[:, None] * CHANNELS + o_c[None, :]
         m_hc = m_h[:, None] & m_c[None, :]
         att = tl.load(first_att_ptr + o_hc, mask=m_hc, other=0.0).to(tl.float32)
         first += tl.sum(x * att[None, :, :], axis=2)
         if SECOND:
             att = tl.load(second_att_ptr + o_hc, mask=m_hc, other=0.0).to(tl.float32)
             second += tl.sum(x * att[None, :, :], axis=2)
-    o_nh = node[:, None] * heads + o_h[None, :]
+    o_nh = node[:, None] * HEADS + o_h[None, :]
     m_nh = m_n[:, None] & m_h[None, :]
     tl.store(first_ptr + o_nh, first, mask=m_nh)
     if SECOND:
@@ -56,11 +56,11 @@ def node_scores_backward(
     grad_second_ptr,
     sums_ptr,
     num_nodes,
-    heads,
-    channels,
     stride_n,
     stride_h,
     stride_p,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
     SECOND: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -69,10 +69,10 @@ def node_scores_backward(
     """Sums of grad_n x_n over a share of the nodes, [2, H, C], `stride_p` apart."""
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     o_c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_h, m_c = o_h < heads, o_c < channels
+    m_h, m_c = o_h < HEADS, o_c < CHANNELS
     m_hc = m_h[:, None] & m_c[None, :]
-    o_hc = o_h[:, None] * channels + o_c[None, :]
-    size = heads * channels
+    o_hc = o_h[:, None] * CHANNELS + o_c[None, :]
+    size = HEADS * CHANNELS
     first = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_C], dtype=tl.float32)
     second = tl.zeros([BLOCK_N, BLOCK_H, BLOCK_C], dtype=tl.float32)
     stride = tl.num_programs(0) * BLOCK_N
@@ -80,7 +80,7 @@ def node_scores_backward(
         node = (n + tl.arange(0, BLOCK_N)).to(tl.int64)
         m_n = node < num_nodes
         x = load_rows(x_ptr, node, m_n, o_h, m_h, o_c, m_c, stride_n, stride_h)
-        o_nh = node[:, None] * heads + o_h[None, :]
+        o_nh = node[:, None] * HEADS + o_h[None, :]
         m_nh = m_n[:, None] & m_h[None, :]
         grad = tl.load(grad_first_ptr + o_nh, mask=m_nh, other=0.0).to(tl.float32)
         first += grad[:, :, None] * x

@@ -46,7 +46,7 @@ def plain_weights(layer: Any, x: Tensor) -> Weights | None:
     modules, parameters = layer._modules, layer._parameters
     lin = modules.get("lin")
     if (
-        not layer.concat
+        not (layer.concat or layer.heads == 1)
         or lin is None
         or modules.get("res") is not None
         or torch._C._is_any_autocast_enabled()

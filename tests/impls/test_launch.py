@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls import launch
-from pyg_tiga.impls.launch import Launcher, Prepared
+from pyg_tiga.impls.launch import Launcher, Prepared, room_of
 
 GRID = (3, 1, 1)
 NAMES = ("x_ptr", "index_ptr", "out_ptr", "rows", "width", "FLAG")
@@ -26,12 +26,14 @@ class Kernel:
         self.compiled: list[tuple[Any, ...]] = []
         self.fired: list[tuple[Any, ...]] = []
         self.watched: list[tuple[Any, ...]] = []
+        self.options: list[dict[str, int]] = []
         self.function, self.packed_metadata = 17, (1, 1, 0)
         self.__name__ = "kernel"
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def run(*args: Any, num_warps: int = 0, stream: int = 0) -> Any:
-            (self.compiled if num_warps else self.watched).append(args)
+        def run(*args: Any, stream: int = 0, **options: int) -> Any:
+            (self.compiled if options else self.watched).append(args)
+            self.options += [options] if options else []
             return self
 
         return run
@@ -84,6 +86,32 @@ def test_a_warm_launch_passes_addresses() -> None:
     addresses = (x.data_ptr(), index.data_ptr(), out.data_ptr())
     assert kernel.fired == [(*addresses, 5, 4, True)]
     assert len(kernel.compiled) == 1
+
+
+def test_a_room_holds_several_pointers() -> None:
+    """Each on its own line of cache; those of other kernels are passed over."""
+    room = room_of({("out_ptr", "alias_ptr"): 3, "other_ptr": 40, "x_ptr": 1})
+    assert room.places == {"out_ptr": 0, "alias_ptr": 0, "other_ptr": 32, "x_ptr": 96}
+    assert room.size == 128
+    kernel, index = Kernel(), _index()
+    given = {"index_ptr": index, "rows": 5, "width": 4, "FLAG": True}
+    run = Prepared(kernel, (3,), given, (room,), index)
+    buffer = OnDevice(torch.zeros(room.size))
+    run(0, buffer)
+    x, _, out, *_ = kernel.compiled[0]
+    assert x.data_ptr() == buffer.data_ptr() + 96 * 4
+    assert out.data_ptr() == buffer.data_ptr()
+    run(0, buffer)
+    addresses = (x.data_ptr(), index.data_ptr(), out.data_ptr())
+    assert kernel.fired == [(*addresses, 5, 4, True)]
+
+
+def test_registers_are_bounded_where_the_compiler_can_be_told() -> None:
+    kernel, index = Kernel(), _index()
+    given = {"index_ptr": index, "rows": 5, "width": 4, "FLAG": True}
+    run = Prepared(kernel, (3,), given, ("x_ptr", "out_ptr"), index, 2, 64)
+    run(0, *_tensors())
+    assert kernel.options == [{"num_warps": 2, "maxnreg": 64}]
 
 
 def test_another_relation_shares_what_is_compiled() -> None:

@@ -105,13 +105,13 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
         flags = dict.fromkeys(
             ("HAS_ROW", "HAS_POSITIVE", "HAS_BIAS", "GRAD_BIAS"), full
         )
-        flags |= {"BLOCK_N": 8, **_TILE}
+        flags |= {**_SHAPE, "BLOCK_N": 8, **_TILE}
         yield make(attention_state.attention_prepare, flags, dtype, index, 2)
     blocks = {"BLOCK_R": 4, "BLOCK_E": 32, "BLOCK_W": 4}
     flags = {"SPLIT": True, "HAS_START": True, **blocks}
     yield make(edge_sums.edge_sums, flags, "fp32", index)
-    flags = {"SECOND": True, "BLOCK_N": 8, **_TILE}
-    yield make(node_scores.node_scores, flags, dtype, index, 2)
+    flags = {"SECOND": True, "BLOCK_N": 8, **_SHAPE, **_TILE}
+    yield make(node_scores.node_scores, flags, dtype, index, 4)
     yield make(node_scores.node_scores_backward, flags, dtype, index, 8)
     flags = {"BLOCK_P": 128, "BLOCK_W": 16}
     yield make(node_scores.sum_partials, flags, "fp32", index, 4)

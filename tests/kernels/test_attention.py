@@ -110,6 +110,60 @@ def _check(
         assert error <= 1e-5 * max(scale, 1.0), name
 
 
+@pytest.mark.parametrize("shape", [(4, 8), (1, 16), (3, 5), (2, 33)])
+@pytest.mark.parametrize(("edges", "columns"), [(1, 64), (2, 8), (32, 64)])
+def test_tiles_of_any_size(
+    edges: int,
+    columns: int,
+    shape: tuple[int, int],
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lanes that share out edges, and tiles longer than most rows."""
+    from pyg_tiga.planner import dispatch
+
+    chosen = Schedule(rows=1, edges=edges, slice=columns, warps=1, chunk=64)
+    monkeypatch.setattr(dispatch, "default_schedule", lambda problem: chosen)
+    drawn = _inputs(row("hub_row"), *shape, device, terms=False)
+    _check(*drawn, self_loops=True)
+
+
+@pytest.mark.parametrize("problem", ["unsorted", "hub_row"])
+def test_scores_of_minus_infinity(problem: str, device: torch.device) -> None:
+    """No weight beside other scores, NaN alone, and 0 where there is no edge at all."""
+    graph, drawn, _ = _inputs(row(problem), 2, 4, device, terms=True)
+    drawn.pop("loop_term")
+    rows = graph.rows()
+    degree = (rows.ptr[1:] - rows.ptr[:-1]).long()
+    target = graph.edge_index()[1].long()
+    lost = degree.argmax()  # All of them, in several pieces if it is a hub.
+    drawn["edge_term"][target == lost] = -torch.inf
+    others = (target != lost).nonzero().flatten()
+    drawn["edge_term"][others[::3]] = -torch.inf
+    mask = torch.ones_like(target, dtype=torch.bool)
+    empty = int(target[others[0]])
+    mask[target == empty] = False
+    operands = [drawn[name] for name in NAMES[:3]]
+    found = functional.additive_attention(
+        graph, *operands, edge_term=drawn["edge_term"], edge_mask=mask
+    )
+    term = torch.where(mask.unsqueeze(1), drawn["edge_term"], -torch.inf)
+    source = graph.edge_index()[0].long()
+    pre = operands[1][source] + operands[2][target] + term
+    scores = torch.nn.functional.leaky_relu(pre, 0.2).double()
+    for node in range(graph.num_dst):
+        edges = (target == node) & mask
+        if not bool(edges.any()):
+            assert bool((found[node] == 0).all())
+            continue
+        weight = scores[edges].softmax(0).unsqueeze(-1)
+        wanted = (weight * operands[0][source[edges]].double()).sum(0)
+        torch.testing.assert_close(
+            found[node].double(), wanted, equal_nan=True, rtol=1e-5, atol=1e-5
+        )
+    assert bool(found[lost].isnan().all())
+
+
 @pytest.mark.parametrize("objective", ["time", "memory"])
 @pytest.mark.parametrize("problem", ROWS, ids=str)
 def test_every_row(problem: Row, objective: str, device: torch.device) -> None:

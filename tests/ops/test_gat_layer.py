@@ -101,7 +101,6 @@ def _assert_like(
 def test_bias_and_projection_are_those_of_the_parent(
     problem: str, channels: int, device: torch.device, calls: list[bool]
 ) -> None:
-    """With P and p, and with gradients of scores handed over."""
     ours, theirs, edges, x = _layers(problem, 3, channels, device)
     _assert_like(ours, theirs, x, edges, 1e-5)
     assert calls == [True]
@@ -112,6 +111,12 @@ def test_options(
     options: dict[str, bool], device: torch.device, calls: list[bool]
 ) -> None:
     ours, theirs, edges, x = _layers(channels=16, device=device, **options)
+    _assert_like(ours, theirs, x, edges, 1e-5)
+    assert calls == [True]
+
+
+def test_one_head_needs_no_mean(device: torch.device, calls: list[bool]) -> None:
+    ours, theirs, edges, x = _layers(heads=1, channels=7, device=device, concat=False)
     _assert_like(ours, theirs, x, edges, 1e-5)
     assert calls == [True]
 
