@@ -17,9 +17,9 @@ from pyg_tiga.problem import power_of_2
 from pyg_tiga.relation.graph import Graph
 
 # Programs that share all nodes where each leaves a partial sum.
-_SUM_PROGRAMS = 528
+_SUM_PROGRAMS = 512
 _SUM_COLUMNS = 256  # of a node in one program
-_PARTIALS, _WIDTH = 128, 16  # of a tile that adds them up
+_PARTIALS, _WIDTH = 512, 16  # of a tile that adds them up
 
 
 class ScoresPass:
@@ -119,7 +119,7 @@ class PartialsPass:
         grid = (-(-width // block_w),)
         names = (*outside(("sums_ptr", "out_ptr"), rooms), *rooms)
         absent = graph.rows().index
-        self.launch = Prepared(sum_partials, grid, arguments, names, absent, 4)
+        self.launch = Prepared(sum_partials, grid, arguments, names, absent, SUM_WARPS)
 
 
 def sum_programs(shape: tuple[int, int, int]) -> int:

@@ -113,8 +113,8 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     flags = {"SECOND": True, "BLOCK_N": 8, **_SHAPE, **_TILE}
     yield make(node_scores.node_scores, flags, dtype, index, 4)
     yield make(node_scores.node_scores_backward, flags, dtype, index, 8)
-    flags = {"BLOCK_P": 128, "BLOCK_W": 16}
-    yield make(node_scores.sum_partials, flags, "fp32", index, 4)
+    flags = {"BLOCK_P": 512, "BLOCK_W": 16}
+    yield make(node_scores.sum_partials, flags, "fp32", index, 8)
 
 
 def _score(*names: str) -> dict[str, Any]:
