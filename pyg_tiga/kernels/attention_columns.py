@@ -19,11 +19,10 @@ import triton.language as tl
 from pyg_tiga.kernels.attention_state import load_state
 from pyg_tiga.kernels.attention_tile import (
     columns_of,
-    dropout_factor,
     gather,
-    load_edges,
     load_rows,
-    load_terms,
+    load_tile,
+    walk,
 )
 from pyg_tiga.kernels.units import load_units
 
@@ -35,122 +34,71 @@ def _add_tile(
     end,
     held,
     has_loop,
-    b_col,
-    b_v,
-    tables,
-    edges,
-    terms,
-    outputs,
-    strides,
-    heads,
-    c_g,
-    c_k,
-    num_edges,
-    seed,
-    numbers,
-    LOAD_ROW: tl.constexpr,
-    SCORE: tl.constexpr,
-    SLOPE: tl.constexpr,
-    VJP_COL: tl.constexpr,
-    VJP_TERM: tl.constexpr,
-    VECTOR: tl.constexpr,
-    HEADS: tl.constexpr,
-    HAS_TERM: tl.constexpr,
-    HAS_LOOP_TERM: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_PERM: tl.constexpr,
-    SELF_LOOPS: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    FACTORED: tl.constexpr,
-    GRAD_TERM: tl.constexpr,
-    GRAD_LOOP_TERM: tl.constexpr,
-    EVEN: tl.constexpr,
+    context,
+    CHOICES: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
     """Take one tile of edges into the sums of a source."""
-    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
+    FUNCTIONS: tl.constexpr = CHOICES[0]
+    SCORE: tl.constexpr = FUNCTIONS[1]
+    VECTOR: tl.constexpr = CHOICES[1]
+    FACTORED: tl.constexpr = CHOICES[2]
+    GRAD_TERM: tl.constexpr = CHOICES[3]
+    GRAD_LOOP_TERM: tl.constexpr = CHOICES[4]
+    EDGES: tl.constexpr = CHOICES[5]
+    TILE: tl.constexpr = CHOICES[6]
+    HEADS: tl.constexpr = TILE[0]
+    EVEN: tl.constexpr = TILE[1]
+    U: tl.constexpr = TILE[2]
+    S: tl.constexpr = TILE[3]
+    H: tl.constexpr = TILE[4]
+    C: tl.constexpr = TILE[5]
+    K: tl.constexpr = TILE[6]
     acc, mix, acc_col = carry
-    grad_ptr, state_ptr, row_ptr = tables
-    stride_g, stride_r = strides
-    o_h, m_h = heads
-    scale, drop_p, drop_factor = numbers
-    i, edge_id, m_e, m_loop, live = load_edges(
-        step,
-        end,
-        held,
-        has_loop,
-        num_edges,
-        edges,
-        SELF_LOOPS,
-        HAS_MASK,
-        HAS_PERM,
-        NEEDS_ID,
-        TAIL,
-        BLOCK_E,
+    edges, grads, operands, state_ptr, source, o_h, scale, outputs = context
+    b_col, b_v = source
+    grad_ptr, c_g, stride_g = grads
+    row_ptr, c_k, stride_r = operands
+    i, m_e, m_loop, live, term, kept = load_tile(
+        step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
     m_x = m_e | m_loop
     # Numbers before features, as in `edge_attention`.
     b_m, b_il, delta, b_row = load_state(
-        state_ptr, i, m_x, o_h, HEADS, EVEN, TAIL, BLOCK_E, BLOCK_H
-    )
-    term = load_terms(
-        terms,
-        edge_id,
-        held,
-        m_e,
-        m_loop,
-        o_h,
-        m_h,
-        HEADS,
-        HAS_TERM,
-        HAS_LOOP_TERM,
-        TAIL,
-        BLOCK_E,
+        state_ptr, i, m_x, o_h, HEADS, EVEN, TAIL, U * S, H
     )
     if VECTOR:
-        b_row = LOAD_ROW(row_ptr, i, m_x, c_k, stride_r, EVEN, TAIL)
-        b_row = tl.reshape(b_row, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_K])
-        term = tl.reshape(term, [BLOCK_U, BLOCK_S, BLOCK_H])
+        b_row = FUNCTIONS[0](row_ptr, i, m_x, c_k, stride_r, EVEN, TAIL)
+        b_row, term = tl.reshape(b_row, [U, S, H, K]), tl.reshape(term, [U, S, H])
     b_g = gather(grad_ptr, i, m_x, c_g, stride_g, EVEN, TAIL).to(tl.float32)
-    b_g = tl.reshape(b_g, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C])
+    b_g = tl.reshape(b_g, [U, S, H, C])
     s, aux = SCORE(b_row, b_col, term, scale)
-    w = tl.exp(tl.reshape(s, [BLOCK_E, BLOCK_H]) - b_m) * b_il
-    if TAIL or SELF_LOOPS or HAS_MASK:
+    w = tl.exp(tl.reshape(s, [U * S, H]) - b_m) * b_il
+    if TAIL or EDGES[2] or EDGES[4]:
         # Masked edges have 1 / l = 0 but may overflow: they must not be read.
         w = tl.where(live[:, None], w, 0.0)
-    b_w = w
-    if DROPOUT:
-        kept = dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
-        b_w = w * kept
-    acc += tl.sum(tl.reshape(b_w, [BLOCK_U, BLOCK_S, BLOCK_H, 1]) * b_g, axis=0)
+    b_w = w * kept
+    acc += tl.sum(tl.reshape(b_w, [U, S, H, 1]) * b_g, axis=0)
     if FACTORED:
-        slope = tl.reshape(SLOPE(aux, scale), [BLOCK_E, BLOCK_H])
-        b_w = tl.reshape(b_w * slope, [BLOCK_U, BLOCK_S, BLOCK_H, 1])
-        mix += tl.sum(b_w * b_g, axis=0)
+        slope = tl.reshape(FUNCTIONS[2](aux, scale), [U * S, H])
+        mix += tl.sum(tl.reshape(b_w * slope, [U, S, H, 1]) * b_g, axis=0)
         acc_col -= w * slope * delta
     else:
-        t = tl.reshape(tl.sum(b_g * b_v, axis=3), [BLOCK_E, BLOCK_H])
-        if DROPOUT:
-            t = t * kept
+        t = kept * tl.reshape(tl.sum(b_g * b_v, axis=3), [U * S, H])
         ds = w * (t - delta)
         if VECTOR:
-            b_ds = tl.reshape(ds, [BLOCK_U, BLOCK_S, BLOCK_H])
-            acc_col += tl.sum(VJP_COL(b_ds, b_row, b_col, aux, scale), axis=0)
-            aux = tl.reshape(aux, [BLOCK_E, BLOCK_H])
+            b_ds = tl.reshape(ds, [U, S, H])
+            acc_col += tl.sum(FUNCTIONS[3](b_ds, b_row, b_col, aux, scale), axis=0)
+            aux = tl.reshape(aux, [U * S, H])
         else:
-            acc_col += VJP_COL(ds, b_row, b_col, aux, scale)
+            acc_col += FUNCTIONS[3](ds, b_row, b_col, aux, scale)
         if GRAD_TERM or GRAD_LOOP_TERM:
             # Edges that are masked or stored loops get their 0 here, too.
             grad_term_ptr, grad_loop_term_ptr, slot_ptr = outputs
-            b_t = tl.where(live[:, None], VJP_TERM(ds, aux, scale), 0.0)
+            b_t = tl.where(live[:, None], FUNCTIONS[4](ds, aux, scale), 0.0)
+            m_h = o_h < HEADS
         if GRAD_TERM:
-            o_e = step + tl.arange(0, BLOCK_E)
+            o_e = step + tl.arange(0, U * S)
             slot = tl.load(slot_ptr + o_e, mask=m_e, other=0).to(tl.int64)
             p_t = (grad_term_ptr + o_h)[None, :] + (slot * HEADS)[:, None]
             tl.store(p_t, b_t, mask=m_e[:, None] & m_h[None, :])
@@ -239,16 +187,36 @@ def attention_columns(
     EVEN: tl.constexpr = (
         HEADS % BLOCK_H == 0 and CHANNELS == BLOCK_C and WIDTH == BLOCK_K
     )
+    EDGES: tl.constexpr = (
+        HAS_TERM,
+        HAS_LOOP_TERM,
+        HAS_MASK,
+        HAS_PERM,
+        SELF_LOOPS,
+        DROPOUT,
+    )
+    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K)
+    FUNCTIONS: tl.constexpr = (LOAD_ROW, SCORE, SLOPE, VJP_COL, VJP_TERM)
+    CHOICES: tl.constexpr = (
+        FUNCTIONS,
+        VECTOR,
+        FACTORED,
+        GRAD_TERM,
+        GRAD_LOOP_TERM,
+        EDGES,
+        TILE,
+    )
+    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h = tl.program_id(1)
     if DENSE:
-        strides = (HEADS * CHANNELS, HEADS * WIDTH)
         stride_v, stride_c = HEADS * CHANNELS, HEADS * WIDTH
+        stride_g, stride_r = stride_v, stride_c
         c_v = columns_of(i_h, 0, HEADS, CHANNELS, BLOCK_H, CHANNELS, BLOCK_C)
         c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
         c_g, c_r = c_v, c_k
     else:
-        strides = (stride_gn, stride_rn)
         stride_v, stride_c = stride_vn, stride_cn
+        stride_g, stride_r = stride_gn, stride_rn
         c_v = columns_of(i_h, 0, HEADS, stride_vh, BLOCK_H, CHANNELS, BLOCK_C)
         c_g = columns_of(i_h, 0, HEADS, stride_gh, BLOCK_H, CHANNELS, BLOCK_C)
         c_k = columns_of(i_h, 0, HEADS, stride_ch, BLOCK_H, WIDTH, BLOCK_K)
@@ -285,95 +253,14 @@ def attention_columns(
                 tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
                 acc_col,
             )
-            full = start + (end - start) // BLOCK_E * BLOCK_E
-            for step in range(start, full, BLOCK_E):
-                carry = _add_tile(
-                    carry,
-                    step,
-                    end,
-                    held,
-                    has_loop,
-                    b_col,
-                    b_v,
-                    (grad_ptr, state_ptr, row_ptr),
-                    (index_ptr, perm_ptr, mask_ptr),
-                    (term_ptr, loop_term_ptr),
-                    (grad_term_ptr, grad_loop_term_ptr, slot_ptr),
-                    strides,
-                    (o_h, m_h),
-                    c_g,
-                    c_r,
-                    num_edges,
-                    seed,
-                    (scale, drop_p, drop_factor),
-                    LOAD_ROW,
-                    SCORE,
-                    SLOPE,
-                    VJP_COL,
-                    VJP_TERM,
-                    VECTOR,
-                    HEADS,
-                    HAS_TERM,
-                    HAS_LOOP_TERM,
-                    HAS_MASK,
-                    HAS_PERM,
-                    SELF_LOOPS,
-                    DROPOUT,
-                    FACTORED,
-                    GRAD_TERM,
-                    GRAD_LOOP_TERM,
-                    EVEN,
-                    False,
-                    BLOCK_U,
-                    BLOCK_S,
-                    BLOCK_H,
-                    BLOCK_C,
-                    BLOCK_K,
-                )
-            if full < end + has_loop:
-                carry = _add_tile(
-                    carry,
-                    full,
-                    end,
-                    held,
-                    has_loop,
-                    b_col,
-                    b_v,
-                    (grad_ptr, state_ptr, row_ptr),
-                    (index_ptr, perm_ptr, mask_ptr),
-                    (term_ptr, loop_term_ptr),
-                    (grad_term_ptr, grad_loop_term_ptr, slot_ptr),
-                    strides,
-                    (o_h, m_h),
-                    c_g,
-                    c_r,
-                    num_edges,
-                    seed,
-                    (scale, drop_p, drop_factor),
-                    LOAD_ROW,
-                    SCORE,
-                    SLOPE,
-                    VJP_COL,
-                    VJP_TERM,
-                    VECTOR,
-                    HEADS,
-                    HAS_TERM,
-                    HAS_LOOP_TERM,
-                    HAS_MASK,
-                    HAS_PERM,
-                    SELF_LOOPS,
-                    DROPOUT,
-                    FACTORED,
-                    GRAD_TERM,
-                    GRAD_LOOP_TERM,
-                    EVEN,
-                    True,
-                    BLOCK_U,
-                    BLOCK_S,
-                    BLOCK_H,
-                    BLOCK_C,
-                    BLOCK_K,
-                )
+            edges = (pointers, num_edges, seed, (drop_p, drop_factor))
+            grads, operands = (grad_ptr, c_g, stride_g), (row_ptr, c_r, stride_r)
+            outputs = (grad_term_ptr, grad_loop_term_ptr, slot_ptr)
+            source = (b_col, b_v)
+            context = (edges, grads, operands, state_ptr, source, o_h, scale, outputs)
+            carry = walk(
+                carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
+            )
             s_acc, s_mix, s_col = carry
             acc = tl.sum(s_acc, axis=0)  # [BLOCK_H, BLOCK_C]
             acc_col = tl.sum(s_col, axis=0)

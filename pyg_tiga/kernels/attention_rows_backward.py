@@ -10,13 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.attention_tile import (
-    columns_of,
-    dropout_factor,
-    gather,
-    load_edges,
-    load_terms,
-)
+from pyg_tiga.kernels.attention_tile import columns_of, gather, load_tile, walk
 from pyg_tiga.kernels.units import load_units
 
 
@@ -27,113 +21,61 @@ def _add_tile(
     end,
     held,
     has_loop,
-    b_row,
-    b_g,
-    state,
-    tables,
-    edges,
-    terms,
-    strides,
-    heads,
-    c_v,
-    c_k,
-    num_edges,
-    seed,
-    numbers,
-    LOAD_COL: tl.constexpr,
-    SCORE: tl.constexpr,
-    SLOPE: tl.constexpr,
-    VJP_ROW: tl.constexpr,
-    VJP_PARAM: tl.constexpr,
-    VECTOR: tl.constexpr,
-    HEADS: tl.constexpr,
-    HAS_TERM: tl.constexpr,
-    HAS_LOOP_TERM: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_PERM: tl.constexpr,
-    SELF_LOOPS: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    FACTORED: tl.constexpr,
-    HAS_PARAM: tl.constexpr,
-    EVEN: tl.constexpr,
+    context,
+    CHOICES: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
     """Take one tile of edges into the sums of a destination."""
-    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
+    FUNCTIONS: tl.constexpr = CHOICES[0]
+    SCORE: tl.constexpr = FUNCTIONS[1]
+    VECTOR: tl.constexpr = CHOICES[1]
+    FACTORED: tl.constexpr = CHOICES[2]
+    HAS_PARAM: tl.constexpr = CHOICES[3]
+    EDGES: tl.constexpr = CHOICES[4]
+    TILE: tl.constexpr = CHOICES[5]
+    EVEN: tl.constexpr = TILE[1]
+    U: tl.constexpr = TILE[2]
+    S: tl.constexpr = TILE[3]
+    H: tl.constexpr = TILE[4]
+    C: tl.constexpr = TILE[5]
+    K: tl.constexpr = TILE[6]
     acc, acc_param, mix = carry
+    edges, values, operands, state, b_row, b_g, o_h, scale = context
     b_m, b_il, delta = state
-    value_ptr, col_ptr = tables
-    stride_v, stride_c = strides
-    o_h, m_h = heads
-    scale, drop_p, drop_factor = numbers
-    j, edge_id, m_e, m_loop, live = load_edges(
-        step,
-        end,
-        held,
-        has_loop,
-        num_edges,
-        edges,
-        SELF_LOOPS,
-        HAS_MASK,
-        HAS_PERM,
-        NEEDS_ID,
-        TAIL,
-        BLOCK_E,
+    value_ptr, c_v, stride_v = values
+    col_ptr, c_k, stride_c = operands
+    j, m_e, m_loop, live, term, kept = load_tile(
+        step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
     m_x = m_e | m_loop
     # Numbers before features, as in `edge_attention`.
-    b_col = LOAD_COL(col_ptr, j, m_x, c_k, stride_c, EVEN, TAIL)
-    term = load_terms(
-        terms,
-        edge_id,
-        held,
-        m_e,
-        m_loop,
-        o_h,
-        m_h,
-        HEADS,
-        HAS_TERM,
-        HAS_LOOP_TERM,
-        TAIL,
-        BLOCK_E,
-    )
+    b_col = FUNCTIONS[0](col_ptr, j, m_x, c_k, stride_c, EVEN, TAIL)
     if VECTOR:
-        b_col = tl.reshape(b_col, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_K])
-        term = tl.reshape(term, [BLOCK_U, BLOCK_S, BLOCK_H])
+        b_col, term = tl.reshape(b_col, [U, S, H, K]), tl.reshape(term, [U, S, H])
     b_v = gather(value_ptr, j, m_x, c_v, stride_v, EVEN, TAIL).to(tl.float32)
-    b_v = tl.reshape(b_v, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C])
+    b_v = tl.reshape(b_v, [U, S, H, C])
     s, aux = SCORE(b_row, b_col, term, scale)
-    w = tl.exp(tl.reshape(s, [BLOCK_E, BLOCK_H]) - b_m[None, :]) * b_il[None, :]
-    if TAIL or SELF_LOOPS or HAS_MASK:
+    w = tl.exp(tl.reshape(s, [U * S, H]) - b_m[None, :]) * b_il[None, :]
+    if TAIL or EDGES[2] or EDGES[4]:
         w = tl.where(live[:, None], w, 0.0)
-    b_w = w
-    if DROPOUT:
-        kept = dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
-        b_w = w * kept
+    b_w = w * kept
     if FACTORED:
-        slope = SLOPE(aux, scale)
-        b_w = tl.reshape(b_w * slope, [BLOCK_U, BLOCK_S, BLOCK_H, 1])
-        mix += tl.sum(b_w * b_v, axis=0)
+        slope = FUNCTIONS[2](aux, scale)
+        mix += tl.sum(tl.reshape(b_w * slope, [U, S, H, 1]) * b_v, axis=0)
         acc -= w * slope * delta[None, :]
     else:
-        t = tl.reshape(tl.sum(b_g * b_v, axis=3), [BLOCK_E, BLOCK_H])
+        t = tl.reshape(tl.sum(b_g * b_v, axis=3), [U * S, H])
         ds = b_w * t - w * delta[None, :]
         if VECTOR:
-            ds = tl.reshape(ds, [BLOCK_U, BLOCK_S, BLOCK_H])
-            acc += tl.sum(VJP_ROW(ds, b_row, b_col, aux, scale), axis=0)
+            ds = tl.reshape(ds, [U, S, H])
+            acc += tl.sum(FUNCTIONS[3](ds, b_row, b_col, aux, scale), axis=0)
             if HAS_PARAM:
-                b_param = VJP_PARAM(ds, b_row, b_col, aux, scale)
+                b_param = FUNCTIONS[4](ds, b_row, b_col, aux, scale)
                 acc_param += tl.sum(b_param, axis=0)
         else:
-            acc += VJP_ROW(ds, b_row, b_col, aux, scale)
+            acc += FUNCTIONS[3](ds, b_row, b_col, aux, scale)
             if HAS_PARAM:
-                acc_param += VJP_PARAM(ds, b_row, b_col, aux, scale)
+                acc_param += FUNCTIONS[4](ds, b_row, b_col, aux, scale)
     return acc, acc_param, mix
 
 
@@ -206,15 +148,27 @@ def attention_rows_backward(
     EVEN: tl.constexpr = (
         HEADS % BLOCK_H == 0 and CHANNELS == BLOCK_C and WIDTH == BLOCK_K
     )
+    EDGES: tl.constexpr = (
+        HAS_TERM,
+        HAS_LOOP_TERM,
+        HAS_MASK,
+        HAS_PERM,
+        SELF_LOOPS,
+        DROPOUT,
+    )
+    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K)
+    FUNCTIONS: tl.constexpr = (LOAD_COL, SCORE, SLOPE, VJP_ROW, VJP_PARAM)
+    CHOICES: tl.constexpr = (FUNCTIONS, VECTOR, FACTORED, HAS_PARAM, EDGES, TILE)
+    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h = tl.program_id(1)
     if DENSE:
-        strides = (HEADS * CHANNELS, HEADS * WIDTH)
-        stride_g, stride_r = HEADS * CHANNELS, HEADS * WIDTH
+        stride_v, stride_c = HEADS * CHANNELS, HEADS * WIDTH
+        stride_g, stride_r = stride_v, stride_c
         c_v = columns_of(i_h, 0, HEADS, CHANNELS, BLOCK_H, CHANNELS, BLOCK_C)
         c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
         c_g, c_r = c_v, c_k
     else:
-        strides = (stride_vn, stride_cn)
+        stride_v, stride_c = stride_vn, stride_cn
         stride_g, stride_r = stride_gn, stride_rn
         c_v = columns_of(i_h, 0, HEADS, stride_vh, BLOCK_H, CHANNELS, BLOCK_C)
         c_g = columns_of(i_h, 0, HEADS, stride_gh, BLOCK_H, CHANNELS, BLOCK_C)
@@ -256,93 +210,13 @@ def attention_rows_backward(
                 acc_param,
                 tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
-            full = start + (end - start) // BLOCK_E * BLOCK_E
-            for step in range(start, full, BLOCK_E):
-                carry = _add_tile(
-                    carry,
-                    step,
-                    end,
-                    held,
-                    has_loop,
-                    b_row,
-                    b_g,
-                    (b_m, b_il, delta),
-                    (value_ptr, col_ptr),
-                    (index_ptr, perm_ptr, mask_ptr),
-                    (term_ptr, loop_term_ptr),
-                    strides,
-                    (o_h, m_h),
-                    c_v,
-                    c_k,
-                    num_edges,
-                    seed,
-                    (scale, drop_p, drop_factor),
-                    LOAD_COL,
-                    SCORE,
-                    SLOPE,
-                    VJP_ROW,
-                    VJP_PARAM,
-                    VECTOR,
-                    HEADS,
-                    HAS_TERM,
-                    HAS_LOOP_TERM,
-                    HAS_MASK,
-                    HAS_PERM,
-                    SELF_LOOPS,
-                    DROPOUT,
-                    FACTORED,
-                    HAS_PARAM,
-                    EVEN,
-                    False,
-                    BLOCK_U,
-                    BLOCK_S,
-                    BLOCK_H,
-                    BLOCK_C,
-                    BLOCK_K,
-                )
-            if full < end + has_loop:
-                carry = _add_tile(
-                    carry,
-                    full,
-                    end,
-                    held,
-                    has_loop,
-                    b_row,
-                    b_g,
-                    (b_m, b_il, delta),
-                    (value_ptr, col_ptr),
-                    (index_ptr, perm_ptr, mask_ptr),
-                    (term_ptr, loop_term_ptr),
-                    strides,
-                    (o_h, m_h),
-                    c_v,
-                    c_k,
-                    num_edges,
-                    seed,
-                    (scale, drop_p, drop_factor),
-                    LOAD_COL,
-                    SCORE,
-                    SLOPE,
-                    VJP_ROW,
-                    VJP_PARAM,
-                    VECTOR,
-                    HEADS,
-                    HAS_TERM,
-                    HAS_LOOP_TERM,
-                    HAS_MASK,
-                    HAS_PERM,
-                    SELF_LOOPS,
-                    DROPOUT,
-                    FACTORED,
-                    HAS_PARAM,
-                    EVEN,
-                    True,
-                    BLOCK_U,
-                    BLOCK_S,
-                    BLOCK_H,
-                    BLOCK_C,
-                    BLOCK_K,
-                )
+            edges = (pointers, num_edges, seed, (drop_p, drop_factor))
+            values, operands = (value_ptr, c_v, stride_v), (col_ptr, c_k, stride_c)
+            state = (b_m, b_il, delta)
+            context = (edges, values, operands, state, b_row, b_g, o_h, scale)
+            carry = walk(
+                carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
+            )
             s_row, s_param, s_mix = carry
             acc = tl.sum(s_row, axis=0)
             if FACTORED:

@@ -4,6 +4,14 @@ A tile holds `BLOCK_E` edges of one row. Numbers per edge and head stand in [E, 
 in one thread; features are gathered as [E, H * C], whole lines at a time, and seen as
 [U, S, H, C] with E = U * S: the S edges that one load instruction of a warp covers, U
 times. Sums over U stay inside a thread, and those over S wait until the row is done.
+
+A walk over edges is written once (`walk`) and so is what all walks load (`load_tile`).
+What belongs together goes in tuples:
+
+* `EDGES`: HAS_TERM, HAS_LOOP_TERM, HAS_MASK, HAS_PERM, SELF_LOOPS, DROPOUT;
+* `TILE`: HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K;
+* `edges`: pointers to the other ends, ids, mask, terms and loop terms, then the number
+  of edges, the seed and what dropout does, (p, 1 / (1 - p)).
 """
 
 from __future__ import annotations
@@ -67,26 +75,58 @@ def gather(ptr, idx, m_x, columns, stride, EVEN: tl.constexpr, MASKED: tl.conste
 
 
 @triton.jit
-def load_edges(
+def walk(
+    carry,
+    start,
+    end,
+    held,
+    has_loop,
+    context,
+    STEP: tl.constexpr,
+    CHOICES: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Fold the edges from `start` to `end` and the row's loop into `carry`.
+
+    `STEP` takes one tile: full ones without masks, then what is left of the row.
+    """
+    full = start + (end - start) // BLOCK_E * BLOCK_E
+    for step in range(start, full, BLOCK_E):
+        carry = STEP(carry, step, end, held, has_loop, context, CHOICES, False)
+    if full < end + has_loop:
+        carry = STEP(carry, full, end, held, has_loop, context, CHOICES, True)
+    return carry
+
+
+@triton.jit
+def load_tile(
     step,
     end,
     held,
     has_loop,
-    num_edges,
     edges,
-    SELF_LOOPS: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_PERM: tl.constexpr,
-    NEEDS_ID: tl.constexpr,
+    o_h,
+    EDGES: tl.constexpr,
+    TILE: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK_E: tl.constexpr,
 ):
-    """The edges from `step` on: other ends, ids, what is stored, a loop, takes part.
+    """One tile of edges: other ends, which are stored, a loop, take part; terms, kept.
 
-    Without `TAIL` all of them are stored. With it the row's implicit loop, if it has
-    one, comes after its last edge.
+    The first four are [E]; the scores' terms, 0 where there are none, and what dropout
+    leaves of a weight are [E, H]. Without `TAIL` all of the tile is stored. With it the
+    row's implicit loop, if it has one, comes after its last edge.
     """
-    index_ptr, perm_ptr, mask_ptr = edges
+    HAS_TERM: tl.constexpr = EDGES[0]
+    HAS_LOOP_TERM: tl.constexpr = EDGES[1]
+    HAS_MASK: tl.constexpr = EDGES[2]
+    HAS_PERM: tl.constexpr = EDGES[3]
+    SELF_LOOPS: tl.constexpr = EDGES[4]
+    DROPOUT: tl.constexpr = EDGES[5]
+    HEADS: tl.constexpr = TILE[0]
+    BLOCK_E: tl.constexpr = TILE[2] * TILE[3]
+    BLOCK_H: tl.constexpr = TILE[4]
+    pointers, num_edges, seed, dropping = edges
+    index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr = pointers
     o_e = step + tl.arange(0, BLOCK_E)
     m_e = o_e < end
     p_e = index_ptr + step + tl.arange(0, BLOCK_E)
@@ -95,7 +135,7 @@ def load_edges(
     else:
         other = tl.load(p_e)
     edge_id = o_e.to(tl.int64)
-    if NEEDS_ID and HAS_PERM:
+    if HAS_PERM and (HAS_TERM or HAS_MASK or DROPOUT):
         edge_id = tl.load(perm_ptr + o_e, mask=m_e, other=0).to(tl.int64)
     live = m_e
     if SELF_LOOPS:
@@ -107,32 +147,17 @@ def load_edges(
         other = tl.where(m_loop, held, other)
         edge_id = tl.where(m_loop, held.to(tl.int64) + num_edges, edge_id)
         live = live | m_loop
-    return other, edge_id, m_e, m_loop, live
-
-
-@triton.jit
-def load_terms(
-    terms,
-    edge_id,
-    held,
-    m_e,
-    m_loop,
-    o_h,
-    m_h,
-    HEADS: tl.constexpr,
-    HAS_TERM: tl.constexpr,
-    HAS_LOOP_TERM: tl.constexpr,
-    TAIL: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """The additive terms of edges and loops, [E, H]; 0 where there are none."""
-    term_ptr, loop_term_ptr = terms
-    found = tl.zeros([BLOCK_E, o_h.shape[0]], dtype=tl.float32)
+    m_h = o_h < HEADS
+    term = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
     if HAS_TERM:
         p = term_ptr + (edge_id * HEADS)[:, None] + o_h[None, :]
-        found = tl.load(p, mask=m_e[:, None] & m_h[None, :], other=0.0).to(tl.float32)
+        term = tl.load(p, mask=m_e[:, None] & m_h[None, :], other=0.0).to(tl.float32)
     if HAS_LOOP_TERM and TAIL:
         p = loop_term_ptr + held.to(tl.int64) * HEADS + o_h[None, :]
         m = m_loop[:, None] & m_h[None, :]
-        found += tl.load(p, mask=m, other=0.0).to(tl.float32)
-    return found
+        term += tl.load(p, mask=m, other=0.0).to(tl.float32)
+    kept = tl.full([BLOCK_E, BLOCK_H], 1.0, dtype=tl.float32)
+    if DROPOUT:
+        p, factor = dropping
+        kept = dropout_factor(seed, edge_id, o_h, p, factor)
+    return other, m_e, m_loop, live, term, kept

@@ -17,13 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.attention_tile import (
-    columns_of,
-    dropout_factor,
-    gather,
-    load_edges,
-    load_terms,
-)
+from pyg_tiga.kernels.attention_tile import columns_of, gather, load_tile, walk
 from pyg_tiga.kernels.units import load_units
 
 
@@ -40,101 +34,55 @@ def _add_tile(
     end,
     held,
     has_loop,
-    b_row,
-    tables,
-    edges,
-    terms,
-    strides,
-    heads,
-    c_v,
-    c_k,
-    num_edges,
-    seed,
-    numbers,
-    LOAD_COL: tl.constexpr,
-    SCORE: tl.constexpr,
-    VECTOR: tl.constexpr,
-    HEADS: tl.constexpr,
-    HAS_TERM: tl.constexpr,
-    HAS_LOOP_TERM: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    HAS_PERM: tl.constexpr,
-    SELF_LOOPS: tl.constexpr,
-    DROPOUT: tl.constexpr,
-    SAVE_POSITIVE: tl.constexpr,
-    EVEN: tl.constexpr,
+    context,
+    CHOICES: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
 ):
     """Take one tile of edges into a row's maximum, sums and weighted values."""
-    BLOCK_E: tl.constexpr = BLOCK_U * BLOCK_S
-    NEEDS_ID: tl.constexpr = HAS_TERM or HAS_MASK or DROPOUT
+    LOAD_COL: tl.constexpr = CHOICES[0]
+    SCORE: tl.constexpr = CHOICES[1]
+    VECTOR: tl.constexpr = CHOICES[2]
+    SAVE_POSITIVE: tl.constexpr = CHOICES[3]
+    EDGES: tl.constexpr = CHOICES[4]
+    TILE: tl.constexpr = CHOICES[5]
+    EVEN: tl.constexpr = TILE[1]
+    U: tl.constexpr = TILE[2]
+    S: tl.constexpr = TILE[3]
+    H: tl.constexpr = TILE[4]
+    C: tl.constexpr = TILE[5]
+    K: tl.constexpr = TILE[6]
     b_m, b_l, seen, acc, b_sum, positive = carry
-    value_ptr, col_ptr = tables
-    stride_v, stride_c = strides
-    o_h, m_h = heads
-    scale, drop_p, drop_factor = numbers
-    j, edge_id, m_e, m_loop, live = load_edges(
-        step,
-        end,
-        held,
-        has_loop,
-        num_edges,
-        edges,
-        SELF_LOOPS,
-        HAS_MASK,
-        HAS_PERM,
-        NEEDS_ID,
-        TAIL,
-        BLOCK_E,
+    edges, values, operands, b_row, o_h, scale = context
+    value_ptr, c_v, stride_v = values
+    col_ptr, c_k, stride_c = operands
+    j, m_e, m_loop, live, term, kept = load_tile(
+        step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
     m_x = m_e | m_loop
     # The scores come first: what stands in few numbers must not be laid out like the
     # values, and the compiler lays out by the load that it meets last.
     b_col = LOAD_COL(col_ptr, j, m_x, c_k, stride_c, EVEN, TAIL)
-    term = load_terms(
-        terms,
-        edge_id,
-        held,
-        m_e,
-        m_loop,
-        o_h,
-        m_h,
-        HEADS,
-        HAS_TERM,
-        HAS_LOOP_TERM,
-        TAIL,
-        BLOCK_E,
-    )
     b_v = gather(value_ptr, j, m_x, c_v, stride_v, EVEN, TAIL).to(tl.float32)
-    b_v = tl.reshape(b_v, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C])
+    b_v = tl.reshape(b_v, [U, S, H, C])
     if VECTOR:
-        b_col = tl.reshape(b_col, [BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_K])
-        term = tl.reshape(term, [BLOCK_U, BLOCK_S, BLOCK_H])
+        b_col, term = tl.reshape(b_col, [U, S, H, K]), tl.reshape(term, [U, S, H])
     s, aux = SCORE(b_row, b_col, term, scale)
-    s, aux = tl.reshape(s, [BLOCK_E, BLOCK_H]), tl.reshape(aux, [BLOCK_E, BLOCK_H])
-    if TAIL or SELF_LOOPS or HAS_MASK:
+    s, aux = tl.reshape(s, [U * S, H]), tl.reshape(aux, [U * S, H])
+    if TAIL or EDGES[2] or EDGES[4]:
         s = tl.where(live[:, None], s, float("-inf"))
         seen += live.to(tl.int32)
     else:
         seen += 1
-    s = tl.reshape(s, [BLOCK_U, BLOCK_S, BLOCK_H])
+    s = tl.reshape(s, [U, S, H])
     new_m = tl.maximum(b_m, tl.max(s, axis=0))  # [S, H]
     safe = _safe(new_m)
     decay = tl.exp(b_m - safe)
     b_p = tl.exp(s - safe[None, :, :])  # [U, S, H]
     b_l = b_l * decay + tl.sum(b_p, axis=0)
-    b_w = b_p
-    if DROPOUT:
-        kept = dropout_factor(seed, edge_id, o_h, drop_p, drop_factor)
-        b_w = b_p * tl.reshape(kept, [BLOCK_U, BLOCK_S, BLOCK_H])
+    b_w = b_p * tl.reshape(kept, [U, S, H])
     acc = acc * decay[:, :, None] + tl.sum(b_w[:, :, :, None] * b_v, axis=0)
     if SAVE_POSITIVE:
-        above = tl.reshape(aux, [BLOCK_U, BLOCK_S, BLOCK_H]) > 0
+        above = tl.reshape(aux, [U, S, H]) > 0
         b_w = tl.where(above, b_w, 0.0)
         positive = positive * decay[:, :, None]
         positive += tl.sum(b_w[:, :, :, None] * b_v, axis=0)
@@ -211,10 +159,21 @@ def attention_rows(
     EVEN: tl.constexpr = (
         HEADS % BLOCK_H == 0 and CHANNELS % BLOCK_C == 0 and WIDTH == BLOCK_K
     )
+    EDGES: tl.constexpr = (
+        HAS_TERM,
+        HAS_LOOP_TERM,
+        HAS_MASK,
+        HAS_PERM,
+        SELF_LOOPS,
+        DROPOUT,
+    )
+    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K)
+    CHOICES: tl.constexpr = (LOAD_COL, SCORE, VECTOR, SAVE_POSITIVE, EDGES, TILE)
+    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h, i_c = tl.program_id(1), tl.program_id(2)
     if DENSE:
-        strides = (HEADS * CHANNELS, HEADS * WIDTH)
-        stride_r = HEADS * WIDTH
+        stride_v, stride_c = HEADS * CHANNELS, HEADS * WIDTH
+        stride_r = stride_c
         c_v = columns_of(
             tl.program_id(1),
             tl.program_id(2),
@@ -227,8 +186,7 @@ def attention_rows(
         c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
         c_r = c_k
     else:
-        strides = (stride_vn, stride_cn)
-        stride_r = stride_rn
+        stride_v, stride_c, stride_r = stride_vn, stride_cn, stride_rn
         c_v = columns_of(
             tl.program_id(1),
             tl.program_id(2),
@@ -269,81 +227,12 @@ def attention_rows(
                 tl.zeros([BLOCK_S, BLOCK_H], dtype=tl.float32),
                 tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
-            full = start + (end - start) // BLOCK_E * BLOCK_E
-            for step in range(start, full, BLOCK_E):
-                carry = _add_tile(
-                    carry,
-                    step,
-                    end,
-                    held,
-                    has_loop,
-                    b_row,
-                    (value_ptr, col_ptr),
-                    (index_ptr, perm_ptr, mask_ptr),
-                    (term_ptr, loop_term_ptr),
-                    strides,
-                    (o_h, m_h),
-                    c_v,
-                    c_k,
-                    num_edges,
-                    seed,
-                    (scale, drop_p, drop_factor),
-                    LOAD_COL,
-                    SCORE,
-                    VECTOR,
-                    HEADS,
-                    HAS_TERM,
-                    HAS_LOOP_TERM,
-                    HAS_MASK,
-                    HAS_PERM,
-                    SELF_LOOPS,
-                    DROPOUT,
-                    SAVE_POSITIVE,
-                    EVEN,
-                    False,
-                    BLOCK_U,
-                    BLOCK_S,
-                    BLOCK_H,
-                    BLOCK_C,
-                    BLOCK_K,
-                )
-            if full < end + has_loop:
-                carry = _add_tile(
-                    carry,
-                    full,
-                    end,
-                    held,
-                    has_loop,
-                    b_row,
-                    (value_ptr, col_ptr),
-                    (index_ptr, perm_ptr, mask_ptr),
-                    (term_ptr, loop_term_ptr),
-                    strides,
-                    (o_h, m_h),
-                    c_v,
-                    c_k,
-                    num_edges,
-                    seed,
-                    (scale, drop_p, drop_factor),
-                    LOAD_COL,
-                    SCORE,
-                    VECTOR,
-                    HEADS,
-                    HAS_TERM,
-                    HAS_LOOP_TERM,
-                    HAS_MASK,
-                    HAS_PERM,
-                    SELF_LOOPS,
-                    DROPOUT,
-                    SAVE_POSITIVE,
-                    EVEN,
-                    True,
-                    BLOCK_U,
-                    BLOCK_S,
-                    BLOCK_H,
-                    BLOCK_C,
-                    BLOCK_K,
-                )
+            edges = (pointers, num_edges, seed, (drop_p, drop_factor))
+            values, operands = (value_ptr, c_v, stride_v), (col_ptr, c_k, stride_c)
+            context = (edges, values, operands, b_row, o_h, scale)
+            carry = walk(
+                carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
+            )
             s_m, s_l, seen, s_acc, s_sum, s_positive = carry
             b_m = tl.max(s_m, axis=0)  # [BLOCK_H]
             weight = tl.exp(s_m - _safe(b_m)[None, :])  # [BLOCK_S, BLOCK_H]
