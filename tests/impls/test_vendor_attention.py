@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyg_tiga import _philox, functional, planner, reference_attention
+from pyg_tiga import functional, planner, reference_attention
 from pyg_tiga.impls import scatter_attention, vendor_attention
 from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
 from pyg_tiga.ops.attention import Call, attention_plan
@@ -25,9 +25,16 @@ from pyg_tiga.testing import (
     make_case,
     row,
 )
+from tests.attention_checks import (
+    HUBS,
+    NAMES,
+    Drawn,
+    check,
+    draw,
+    for_reference,
+    run,
+)
 
-NAMES = ("value", "alpha_src", "alpha_dst", "edge_term", "loop_term")
-HUBS = ("hub_row", "hub_column", "self_loops", "power_law")
 EVERY_ROW = pytest.mark.parametrize("problem", ROWS, ids=str)
 OBJECTIVES = pytest.mark.parametrize("objective", ["time", "memory"])
 
@@ -42,75 +49,10 @@ def vendor_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch._plan.cache_clear()
 
 
-def _inputs(
-    problem: Row, heads: int, channels: int, terms: bool = False
-) -> tuple[Graph, dict[str, Tensor], Tensor]:
-    """A relation, operands in float32, and a cotangent."""
-    graph = make_case(problem, torch.float32).graph()
-    generator = torch.Generator().manual_seed(3)
-    shapes = {
-        "value": (graph.num_src, heads, channels),
-        "alpha_src": (graph.num_src, heads),
-        "alpha_dst": (graph.num_dst, heads),
-    }
-    if terms:
-        loops = min(graph.num_src, graph.num_dst)
-        shapes |= {"edge_term": (graph.num_edges, heads), "loop_term": (loops, heads)}
-    drawn = {
-        name: torch.randn(shape, generator=generator) for name, shape in shapes.items()
-    }
-    grad = torch.randn(graph.num_dst, heads, channels, generator=generator)
-    return graph, drawn, grad
-
-
-def _run(
-    call: Any, graph: Graph, drawn: dict[str, Tensor], grad: Tensor, **options: Any
-) -> list[Tensor]:
-    leaves = {name: x.clone().requires_grad_() for name, x in drawn.items()}
-    operands = [leaves[name] for name in NAMES[:3]]
-    terms = {name: leaves[name] for name in NAMES[3:] if name in leaves}
-    out = call(graph, *operands, **terms, **options)
-    out = out[0] if isinstance(out, tuple) else out
-    grads = torch.autograd.grad(
-        out, list(leaves.values()), grad.to(out.dtype), allow_unused=True
-    )
-    found = [
-        torch.zeros_like(x) if g is None else g
-        for x, g in zip(drawn.values(), grads, strict=True)
-    ]
-    return [out.detach(), *found]
-
-
-def _for_reference(
-    graph: Graph, drawn: dict[str, Tensor], options: dict[str, Any]
-) -> dict[str, Any]:
-    given = {key: x for key, x in options.items() if key != "objective"}
-    loops = min(graph.num_src, graph.num_dst) if given.pop("self_loops", False) else 0
-    seed, p = given.pop("seed", None), given.get("dropout", 0.0)
-    if seed is not None:
-        ids, heads = graph.num_edges + loops, drawn["value"].size(1)
-        given["keep"] = _philox.kept(seed, ids, heads, p)
-    return {**given, "num_loops": loops}
-
-
-def _check(
-    graph: Graph, drawn: dict[str, Tensor], grad: Tensor, **options: Any
-) -> list[Tensor]:
-    """Hold a call and its gradients to the formula in float64."""
-    found = _run(functional.additive_attention, graph, drawn, grad, **options)
+def _check(graph: Graph, drawn: Drawn, grad: Tensor, **options: Any) -> list[Tensor]:
+    """Hold this family to the formula in float64."""
+    found = check(graph, drawn, grad, **options)
     assert functional.last_plan().implementation is vendor_attention.ATTENTION
-    given = _for_reference(graph, drawn, options)
-    reference = reference_attention.additive_attention
-    plain = _run(reference, graph, drawn, grad, **given)
-    double = {name: x.double() for name, x in drawn.items()}
-    truth = _run(reference, graph, double, grad.double(), **given)
-    assert_accurate(found[0], plain[0], truth[0])
-    # Gradients of scores cancel within a row: their errors are those of the terms.
-    finite = [t[t.isfinite()].abs().max() for t in truth if t.isfinite().any()]
-    scale = max([1.0, *map(float, finite)])
-    for name, got, want in zip(drawn, found[1:], truth[1:], strict=True):
-        error = float((got.double() - want).abs().max()) if got.numel() else 0.0
-        assert error <= 1e-5 * scale, name
     return found
 
 
@@ -118,13 +60,13 @@ def _check(
 @pytest.mark.parametrize("loops", [False, True])
 @EVERY_ROW
 def test_every_row(problem: Row, loops: bool, objective: str) -> None:
-    _check(*_inputs(problem, 2, 4), self_loops=loops, objective=objective)
+    _check(*draw(problem, 2, 4), self_loops=loops, objective=objective)
 
 
 @pytest.mark.parametrize("loops", [False, True])
 @EVERY_ROW
 def test_terms_masks_and_dropout_of_every_row(problem: Row, loops: bool) -> None:
-    graph, drawn, grad = _inputs(problem, 3, 4, terms=True)
+    graph, drawn, grad = draw(problem, 3, 4, terms=True)
     if not loops:
         del drawn["loop_term"]
     mask = torch.rand(graph.num_edges) < 0.7
@@ -136,23 +78,23 @@ def test_terms_masks_and_dropout_of_every_row(problem: Row, loops: bool) -> None
 
 @pytest.mark.parametrize("shape", [(4, 8), (3, 5), (1, 16), (8, 4), (2, 33), (5, 1)])
 def test_heads_and_channels_of_any_size(shape: tuple[int, int]) -> None:
-    _check(*_inputs(row("power_law"), *shape), self_loops=True)
+    _check(*draw(row("power_law"), *shape), self_loops=True)
 
 
 @OBJECTIVES
 @pytest.mark.parametrize("slope", [0.2, 0.0, -0.5, 1.0, 1.5])
 @pytest.mark.parametrize("name", HUBS)
 def test_slopes(name: str, slope: float, objective: str) -> None:
-    inputs = _inputs(row(name), 2, 4)
+    inputs = draw(row(name), 2, 4)
     options = {"negative_slope": slope, "objective": objective}
     _check(*inputs, **options)
     _check(*inputs, **options, self_loops=True)
-    _check(*_inputs(row(name), 2, 4, terms=True), **options, self_loops=True)
+    _check(*draw(row(name), 2, 4, terms=True), **options, self_loops=True)
 
 
 @pytest.mark.parametrize("given", ["edge_term", "loop_term"])
 def test_terms_of_edges_or_of_loops_alone(given: str) -> None:
-    graph, drawn, grad = _inputs(row("self_loops"), 2, 4, terms=True)
+    graph, drawn, grad = draw(row("self_loops"), 2, 4, terms=True)
     drawn = {name: x for name, x in drawn.items() if name in (*NAMES[:3], given)}
     _check(graph, drawn, grad, self_loops=True)
 
@@ -163,12 +105,12 @@ def test_terms_of_edges_or_of_loops_alone(given: str) -> None:
 )
 def test_dropout_without_terms(name: str, p: float, objective: str) -> None:
     seed = torch.tensor([5])
-    inputs = _inputs(row(name), 3, 4)
+    inputs = draw(row(name), 3, 4)
     _check(*inputs, self_loops=True, dropout=p, seed=seed, objective=objective)
 
 
 def test_no_edge_may_take_part() -> None:
-    graph, drawn, grad = _inputs(row("hub_row"), 2, 4)
+    graph, drawn, grad = draw(row("hub_row"), 2, 4)
     mask = torch.zeros(graph.num_edges, dtype=torch.bool)
     found = _check(graph, drawn, grad, edge_mask=mask)
     assert not any(x.any() for x in found)
@@ -176,23 +118,23 @@ def test_no_edge_may_take_part() -> None:
 
 
 def test_what_takes_no_part_may_be_nan() -> None:
-    graph, drawn, grad = _inputs(row("self_loops"), 2, 4, terms=True)
+    graph, drawn, grad = draw(row("self_loops"), 2, 4, terms=True)
     src, dst = graph.ends()
     mask = src != 2
     drawn["value"][2] = drawn["alpha_src"][2] = torch.nan
     drawn["edge_term"][(src == dst) | ~mask] = torch.nan
     drawn["loop_term"][2] = 0.0
     options = {"self_loops": True, "edge_mask": mask}
-    found = _run(functional.additive_attention, graph, drawn, grad, **options)
-    given = _for_reference(graph, drawn, options)
+    found = run(functional.additive_attention, graph, drawn, grad, **options)
+    given = for_reference(graph, drawn, options)
     reference = reference_attention.additive_attention
-    truth = _run(reference, graph, drawn, grad, **given)
+    truth = run(reference, graph, drawn, grad, **given)
     for got, want in zip(found, truth, strict=True):
         torch.testing.assert_close(got, want, equal_nan=True)
 
 
 def test_gradient_at_zero_pre_activation_is_the_slope() -> None:
-    graph, drawn, grad = _inputs(row("unsorted"), 2, 4)
+    graph, drawn, grad = draw(row("unsorted"), 2, 4)
     drawn["alpha_src"].zero_()
     drawn["alpha_dst"].zero_()
     for objective in ("time", "memory"):
@@ -200,40 +142,40 @@ def test_gradient_at_zero_pre_activation_is_the_slope() -> None:
 
 
 def test_large_scores_keep_their_digits() -> None:
-    graph, drawn, grad = _inputs(row("hub_row"), 2, 4)
+    graph, drawn, grad = draw(row("hub_row"), 2, 4)
     drawn["alpha_src"] += 3000.0
     _check(graph, drawn, grad, self_loops=True)
 
 
 @OBJECTIVES
 def test_bit_identical_from_run_to_run(objective: str) -> None:
-    inputs = _inputs(row("power_law"), 2, 4, terms=True)
+    inputs = draw(row("power_law"), 2, 4, terms=True)
     options = {"self_loops": True, "dropout": 0.4, "seed": torch.tensor([5])}
     call = functional.additive_attention
-    runs = [_run(call, *inputs, **options, objective=objective) for _ in range(5)]
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+    runs = [run(call, *inputs, **options, objective=objective) for _ in range(5)]
+    for again in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, runs[0], strict=True))
 
 
 def test_dropout_is_that_of_the_scatter_family() -> None:
-    inputs = _inputs(row("hub_column"), 2, 4)
+    inputs = draw(row("hub_column"), 2, 4)
     options = {"self_loops": True, "dropout": 0.5, "seed": torch.tensor([7])}
-    found = _run(functional.additive_attention, *inputs, **options)
+    found = run(functional.additive_attention, *inputs, **options)
     with planner.pin("scatter"):
-        truth = _run(functional.additive_attention, *inputs, **options)
+        truth = run(functional.additive_attention, *inputs, **options)
     for got, want in zip(found, truth, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(dtype: torch.dtype) -> None:
-    graph, drawn, grad = _inputs(row("power_law"), 2, 8)
+    graph, drawn, grad = draw(row("power_law"), 2, 8)
     drawn = {name: x.to(dtype) for name, x in drawn.items()}
-    found = _run(functional.additive_attention, graph, drawn, grad, self_loops=True)
+    found = run(functional.additive_attention, graph, drawn, grad, self_loops=True)
     reference = reference_attention.additive_attention
-    plain = _run(reference, graph, drawn, grad, num_loops=40)
+    plain = run(reference, graph, drawn, grad, num_loops=40)
     double = {name: x.double() for name, x in drawn.items()}
-    truth = _run(reference, graph, double, grad.to(dtype).double(), num_loops=40)
+    truth = run(reference, graph, double, grad.to(dtype).double(), num_loops=40)
     assert_accurate(found[0], plain[0], truth[0])
     assert_gradient_accurate(found[1], plain[1], truth[1])
     for got, want in zip(found[2:], truth[2:], strict=True):
@@ -244,13 +186,13 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_values(dtype: torch.dtype) -> None:
-    graph, drawn, grad = _inputs(row("power_law"), 2, 8)
+    graph, drawn, grad = draw(row("power_law"), 2, 8)
     drawn["value"] = drawn["value"].to(dtype)
-    found = _run(functional.additive_attention, graph, drawn, grad, self_loops=True)
+    found = run(functional.additive_attention, graph, drawn, grad, self_loops=True)
     reference = reference_attention.additive_attention
-    plain = _run(reference, graph, drawn, grad, num_loops=40)
+    plain = run(reference, graph, drawn, grad, num_loops=40)
     double = {name: x.double() for name, x in drawn.items()}
-    truth = _run(reference, graph, double, grad.double(), num_loops=40)
+    truth = run(reference, graph, double, grad.double(), num_loops=40)
     assert (found[0].dtype, found[1].dtype) == (torch.float32, dtype)
     assert_accurate(found[0], plain[0], truth[0])
     assert_gradient_accurate(found[1], plain[1], truth[1])
@@ -259,16 +201,16 @@ def test_half_precision_values(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("problem", [row(name) for name in HUBS], ids=str)
 @pytest.mark.parametrize("terms", [False, True])
 def test_float64_stays_float64(problem: Row, terms: bool) -> None:
-    graph, drawn, grad = _inputs(problem, 2, 4, terms=terms)
+    graph, drawn, grad = draw(problem, 2, 4, terms=terms)
     drawn = {name: x.double() for name, x in drawn.items()}
     options = {"self_loops": True, "dropout": 0.3, "seed": torch.tensor([3])}
     found = _check(graph, drawn, grad.double(), **options)
-    truth = _run(
+    truth = run(
         reference_attention.additive_attention,
         graph,
         drawn,
         grad.double(),
-        **_for_reference(graph, drawn, options),
+        **for_reference(graph, drawn, options),
     )
     for got, want in zip(found, truth, strict=True):
         assert got.dtype == torch.float64
@@ -276,11 +218,11 @@ def test_float64_stays_float64(problem: Row, terms: bool) -> None:
 
 
 def test_float64_scores_of_float32_values() -> None:
-    graph, drawn, grad = _inputs(row("power_law"), 2, 4)
+    graph, drawn, grad = draw(row("power_law"), 2, 4)
     drawn["alpha_dst"] = drawn["alpha_dst"].double()
-    found = _run(functional.additive_attention, graph, drawn, grad)
+    found = run(functional.additive_attention, graph, drawn, grad)
     reference = reference_attention.additive_attention
-    truth = _run(reference, graph, drawn, grad)
+    truth = run(reference, graph, drawn, grad)
     for got, want in zip(found, truth, strict=True):
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -288,7 +230,7 @@ def test_float64_scores_of_float32_values() -> None:
 
 def test_a_refusal_gives_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendor_attention, "FEWEST", 601)
-    graph, drawn, _ = _inputs(row("unsorted"), 2, 4)
+    graph, drawn, _ = draw(row("unsorted"), 2, 4)
     call = Call(graph, Options(0.2, score="dot"), None, None, "time")
     with planner.pin(None):
         value = drawn["value"].to(torch.float8_e5m2)
@@ -303,7 +245,7 @@ def test_a_refusal_gives_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_prefers_it_on_the_cpu() -> None:
-    graph, drawn, _ = _inputs(row("unsorted"), 2, 4)
+    graph, drawn, _ = draw(row("unsorted"), 2, 4)
     call = Call(graph, Options(0.2), None, None, "time")
     with planner.pin(None):
         for op in ("edge_attention", "edge_attention_backward"):
@@ -314,7 +256,7 @@ def test_the_table_prefers_it_on_the_cpu() -> None:
 
 
 def test_the_state_is_that_of_the_reference() -> None:
-    graph, drawn, _ = _inputs(row("power_law"), 2, 4, terms=True)
+    graph, drawn, _ = draw(row("power_law"), 2, 4, terms=True)
     operands = Operands(
         drawn["value"], drawn["alpha_dst"], drawn["alpha_src"], drawn["edge_term"]
     )
@@ -341,7 +283,7 @@ def _state(graph: Graph, operands: Operands, options: Options, positive: bool) -
 @pytest.mark.parametrize("term", [False, True])
 @pytest.mark.parametrize("loop_term", [False, True])
 def test_only_wanted_gradients_are_formed(term: bool, loop_term: bool) -> None:
-    graph, drawn, grad = _inputs(row("self_loops"), 2, 4, terms=True)
+    graph, drawn, grad = draw(row("self_loops"), 2, 4, terms=True)
     value, src, dst, edge, loop = drawn.values()
     operands = Operands(value, dst, src, edge, loop)
     call = Call(graph, Options(0.2, graph.num_dst), None, None, "time")
@@ -356,17 +298,17 @@ def test_only_wanted_gradients_are_formed(term: bool, loop_term: bool) -> None:
 
 
 def test_no_warning_reaches_the_user_and_autocast_changes_nothing() -> None:
-    inputs = _inputs(row("power_law"), 2, 4, terms=True)
+    inputs = draw(row("power_law"), 2, 4, terms=True)
     call = functional.additive_attention
-    plain = _run(call, *inputs, self_loops=True)
+    plain = run(call, *inputs, self_loops=True)
     with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
         warnings.simplefilter("error")
-        found = _run(call, *inputs, self_loops=True)
+        found = run(call, *inputs, self_loops=True)
     assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
 
 
 def test_deterministic_mode_is_served() -> None:
-    inputs = _inputs(row("power_law"), 2, 4, terms=True)
+    inputs = draw(row("power_law"), 2, 4, terms=True)
     torch.use_deterministic_algorithms(True)
     try:
         _check(*inputs, self_loops=True)
@@ -377,7 +319,7 @@ def test_deterministic_mode_is_served() -> None:
 def test_a_csr_relation_has_no_permutation() -> None:
     base = make_case(row("self_loops"), torch.float32).graph().rows()
     graph = Graph.from_csr(base.ptr, base.index)
-    _, drawn, grad = _inputs(row("self_loops"), 2, 4, terms=True)
+    _, drawn, grad = draw(row("self_loops"), 2, 4, terms=True)
     _check(graph, drawn, grad, self_loops=True)
     mask = torch.rand(graph.num_edges) < 0.5
     _check(graph.reverse(), drawn, grad, edge_mask=mask, self_loops=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -11,13 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyg_tiga import _philox, functional, planner, reference_attention
+from pyg_tiga import functional, planner, reference_attention
 from pyg_tiga.impls import triton_attention, triton_attention_backward
 from pyg_tiga.impls.attention_types import Operands, Options, Wanted
 from pyg_tiga.kernels import scores
 from pyg_tiga.ops.attention import Call, attention_plan
 from pyg_tiga.problem import Problem, Schedule
-from pyg_tiga.relation.graph import Graph
 from pyg_tiga.testing import (
     ROWS,
     Row,
@@ -26,9 +24,7 @@ from pyg_tiga.testing import (
     make_case,
     row,
 )
-
-NAMES = ("value", "alpha_src", "alpha_dst", "edge_term", "loop_term")
-HUBS = ("hub_row", "hub_column", "self_loops", "power_law")
+from tests.attention_checks import HUBS, NAMES, check, draw, run
 
 
 @pytest.fixture(autouse=True)
@@ -42,72 +38,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with planner.pin("triton"):
         yield
     dispatch._plan.cache_clear()
-
-
-def _inputs(
-    problem: Row, heads: int, channels: int, device: torch.device, terms: bool
-) -> tuple[Graph, dict[str, Tensor], Tensor]:
-    """A relation, operands in float64 rounded to float32, and a cotangent."""
-    case = make_case(problem, torch.float32, device)
-    graph = case.graph()
-    generator = torch.Generator().manual_seed(3)
-    loops = min(graph.num_src, graph.num_dst)
-    shapes = {
-        "value": (graph.num_src, heads, channels),
-        "alpha_src": (graph.num_src, heads),
-        "alpha_dst": (graph.num_dst, heads),
-    }
-    if terms:
-        shapes |= {"edge_term": (graph.num_edges, heads), "loop_term": (loops, heads)}
-    drawn = {
-        name: torch.randn(shape, generator=generator).to(device)
-        for name, shape in shapes.items()
-    }
-    grad = torch.randn(graph.num_dst, heads, channels, generator=generator)
-    return graph, drawn, grad.to(device)
-
-
-def _run(
-    call: Any, graph: Graph, drawn: dict[str, Tensor], grad: Tensor, **options: Any
-) -> list[Tensor]:
-    leaves = {name: x.clone().requires_grad_() for name, x in drawn.items()}
-    operands = [leaves[name] for name in NAMES[:3]]
-    terms = {name: leaves[name] for name in NAMES[3:] if name in leaves}
-    out = call(graph, *operands, **terms, **options)
-    out = out[0] if isinstance(out, tuple) else out
-    grads = torch.autograd.grad(
-        out, list(leaves.values()), grad.to(out.dtype), allow_unused=True
-    )
-    found = [
-        torch.zeros_like(x) if g is None else g
-        for x, g in zip(drawn.values(), grads, strict=True)
-    ]
-    return [out.detach(), *found]
-
-
-def _check(
-    graph: Graph, drawn: dict[str, Tensor], grad: Tensor, **options: Any
-) -> None:
-    """Hold a call and its gradients to the formula in float64."""
-    found = _run(functional.additive_attention, graph, drawn, grad, **options)
-    given = dict(options)
-    given.pop("objective", None)
-    loops = min(graph.num_src, graph.num_dst) if given.pop("self_loops", False) else 0
-    seed, p = given.pop("seed", None), given.get("dropout", 0.0)
-    if seed is not None:
-        ids = graph.num_edges + loops
-        given["keep"] = _philox.kept(seed, ids, drawn["value"].size(1), p)
-    given["num_loops"] = loops
-    reference = reference_attention.additive_attention
-    plain = _run(reference, graph, drawn, grad, **given)
-    double = {name: x.double() for name, x in drawn.items()}
-    truth = _run(reference, graph, double, grad.double(), **given)
-    assert_accurate(found[0], plain[0], truth[0])
-    # Gradients of scores cancel within a row: their errors are those of the terms.
-    scale = max((float(t.abs().max()) for t in truth if t.numel()), default=0.0)
-    for name, got, want in zip(drawn, found[1:], truth[1:], strict=True):
-        error = float((got.double() - want).abs().max()) if got.numel() else 0.0
-        assert error <= 1e-5 * max(scale, 1.0), name
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (1, 16), (3, 5), (2, 33)])
@@ -124,14 +54,14 @@ def test_tiles_of_any_size(
 
     chosen = Schedule(rows=1, edges=edges, slice=columns, warps=1, chunk=64)
     monkeypatch.setattr(dispatch, "default_schedule", lambda problem: chosen)
-    drawn = _inputs(row("hub_row"), *shape, device, terms=False)
-    _check(*drawn, self_loops=True)
+    drawn = draw(row("hub_row"), *shape, device=device)
+    check(*drawn, self_loops=True)
 
 
 @pytest.mark.parametrize("problem", ["unsorted", "hub_row"])
 def test_scores_of_minus_infinity(problem: str, device: torch.device) -> None:
     """No weight beside other scores, NaN alone, and 0 where there is no edge at all."""
-    graph, drawn, _ = _inputs(row(problem), 2, 4, device, terms=True)
+    graph, drawn, _ = draw(row(problem), 2, 4, device=device, terms=True)
     drawn.pop("loop_term")
     rows = graph.rows()
     degree = (rows.ptr[1:] - rows.ptr[:-1]).long()
@@ -167,15 +97,15 @@ def test_scores_of_minus_infinity(problem: str, device: torch.device) -> None:
 @pytest.mark.parametrize("objective", ["time", "memory"])
 @pytest.mark.parametrize("problem", ROWS, ids=str)
 def test_every_row(problem: Row, objective: str, device: torch.device) -> None:
-    drawn = _inputs(problem, 2, 4, device, terms=False)
-    _check(*drawn, self_loops=problem.square, objective=objective)
+    drawn = draw(problem, 2, 4, device=device)
+    check(*drawn, self_loops=problem.square, objective=objective)
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (3, 5), (1, 16), (8, 4), (2, 33), (5, 1)])
 def test_heads_and_channels_of_any_size(
     shape: tuple[int, int], device: torch.device
 ) -> None:
-    _check(*_inputs(row("power_law"), *shape, device, terms=False), self_loops=True)
+    check(*draw(row("power_law"), *shape, device=device), self_loops=True)
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
@@ -186,8 +116,8 @@ def test_heads_and_channels_of_any_size(
 def test_terms_and_slopes(
     name: str, slope: float, objective: str, device: torch.device
 ) -> None:
-    graph, drawn, grad = _inputs(row(name), 2, 4, device, terms=True)
-    _check(
+    graph, drawn, grad = draw(row(name), 2, 4, device=device, terms=True)
+    check(
         graph,
         drawn,
         grad,
@@ -196,7 +126,7 @@ def test_terms_and_slopes(
         objective=objective,
     )
     del drawn["loop_term"]
-    _check(graph, drawn, grad, negative_slope=slope, objective=objective)
+    check(graph, drawn, grad, negative_slope=slope, objective=objective)
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
@@ -206,10 +136,10 @@ def test_terms_and_slopes(
 def test_dropout_and_masks(
     name: str, p: float, objective: str, device: torch.device
 ) -> None:
-    graph, drawn, grad = _inputs(row(name), 3, 4, device, terms=True)
+    graph, drawn, grad = draw(row(name), 3, 4, device=device, terms=True)
     mask = torch.rand(graph.num_edges, device=device) < 0.7
     seed = torch.tensor([2**40 + 17], device=device)
-    _check(
+    check(
         graph,
         drawn,
         grad,
@@ -224,35 +154,35 @@ def test_dropout_and_masks(
 def test_positive_sums_and_handed_over_gradients_agree(device: torch.device) -> None:
     """Mean degrees on both sides of the number of channels take both forms."""
     for channels in (2, 32):
-        graph, drawn, grad = _inputs(row("power_law"), 2, channels, device, terms=False)
-        _check(graph, drawn, grad, self_loops=True)
+        graph, drawn, grad = draw(row("power_law"), 2, channels, device=device)
+        check(graph, drawn, grad, self_loops=True)
 
 
 def test_gradient_at_zero_pre_activation_is_the_slope(device: torch.device) -> None:
-    graph, drawn, grad = _inputs(row("unsorted"), 2, 4, device, terms=False)
+    graph, drawn, grad = draw(row("unsorted"), 2, 4, device=device)
     drawn["alpha_src"].zero_()
     drawn["alpha_dst"].zero_()
     for objective in ("time", "memory"):
-        _check(graph, drawn, grad, self_loops=True, objective=objective)
+        check(graph, drawn, grad, self_loops=True, objective=objective)
 
 
 @pytest.mark.parametrize("objective", ["time", "memory"])
 def test_bit_identical_over_ten_runs(objective: str, device: torch.device) -> None:
-    graph, drawn, grad = _inputs(row("hub_row"), 2, 4, device, terms=True)
+    graph, drawn, grad = draw(row("hub_row"), 2, 4, device=device, terms=True)
     seed = torch.tensor([5], device=device)
     options = {"self_loops": True, "dropout": 0.4, "seed": seed, "objective": objective}
     call = functional.additive_attention
     # The interpreter is slow, and runs one program after the other anyway.
     times = 10 if device.type == "cuda" else 2
-    runs = [_run(call, graph, drawn, grad, **options) for _ in range(times)]
-    for run in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
+    runs = [run(call, graph, drawn, grad, **options) for _ in range(times)]
+    for again in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(again, runs[0], strict=True))
 
 
 def test_large_scores_keep_their_digits(device: torch.device) -> None:
-    graph, drawn, grad = _inputs(row("hub_row"), 2, 4, device, terms=False)
+    graph, drawn, grad = draw(row("hub_row"), 2, 4, device=device)
     drawn["alpha_src"] += 3000.0
-    _check(graph, drawn, grad, self_loops=True)
+    check(graph, drawn, grad, self_loops=True)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -265,11 +195,12 @@ def test_gat_attention_with_fused_scores(
     graph = case.graph()
     generator = torch.Generator().manual_seed(1)
 
-    def draw(*shape: int) -> Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(device)
 
-    x, other = draw(40, 3, channels), draw(40, 3, channels)
-    att_src, att_dst, grad = draw(3, channels), draw(3, channels), draw(40, 3, channels)
+    x, other = random(40, 3, channels), random(40, 3, channels)
+    att_src, att_dst = random(3, channels), random(3, channels)
+    grad = random(40, 3, channels)
     results = []
     for dtype in (torch.float32, torch.float64):
         leaves = [t.to(dtype).requires_grad_() for t in (x, other, att_src, att_dst)]
@@ -292,16 +223,16 @@ def test_gat_attention_with_fused_scores(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_values(dtype: torch.dtype, device: torch.device) -> None:
-    graph, drawn, grad = _inputs(row("power_law"), 2, 8, device, terms=False)
+    graph, drawn, grad = draw(row("power_law"), 2, 8, device=device)
     drawn["value"] = drawn["value"].to(dtype)
     call, reference = (
         functional.additive_attention,
         reference_attention.additive_attention,
     )
-    found = _run(call, graph, drawn, grad, self_loops=True)
-    plain = _run(reference, graph, drawn, grad, num_loops=40)
+    found = run(call, graph, drawn, grad, self_loops=True)
+    plain = run(reference, graph, drawn, grad, num_loops=40)
     double = {name: x.double() for name, x in drawn.items()}
-    truth = _run(reference, graph, double, grad.double(), num_loops=40)
+    truth = run(reference, graph, double, grad.double(), num_loops=40)
     assert found[0].dtype == torch.float32
     assert found[1].dtype == dtype
     assert_accurate(found[0], plain[0], truth[0])
