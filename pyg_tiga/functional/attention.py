@@ -15,6 +15,7 @@ from pyg_tiga.ops import attention, attention_library, transformed
 from pyg_tiga.ops.gat_layer import Weights
 from pyg_tiga.ops.gat_layer import gat_layer as run_gat_layer
 from pyg_tiga.ops.library import Handle
+from pyg_tiga.relation.memo import relation_of
 
 _OBJECTIVES = ("time", "memory", "balanced")
 
@@ -174,7 +175,7 @@ def gat_layer(
     *,
     negative_slope: float,
     self_loops: bool,
-    size: Size,
+    size: tuple[int, int],
     flow: str,
     dropout: float = 0.0,
     seed: Tensor | None = None,  # [1]
@@ -186,9 +187,12 @@ def gat_layer(
     Returns:
         ``[N, H * C]``; None where the steps have to run one by one.
     """
-    graph = graph_of(relation, x.size(0), size, flow)
-    num_nodes = graph.num_dst
-    if not x.size(0) == num_nodes == graph.num_src or x.device != graph.device:
+    num_nodes = x.size(0)
+    if type(relation) is Tensor and relation.layout is torch.strided:
+        graph = relation_of(relation, *size, flow)
+    else:
+        graph = graph_of(relation, num_nodes, size, flow)
+    if not num_nodes == graph.num_dst == graph.num_src or x.device != graph.device:
         return None
     num_loops = num_nodes if self_loops else 0
     seed = seed if dropout > 0 else None

@@ -232,7 +232,7 @@ def _merge_columns(
     flags: dict[str, bool],
     blocks: Blocks,
 ) -> Prepared | None:
-    from pyg_tiga.kernels.attention_columns import columns_merge
+    from pyg_tiga.kernels.attention_merge import columns_merge
 
     if not items.num_hubs:
         return None

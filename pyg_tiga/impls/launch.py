@@ -36,9 +36,7 @@ class _Compiled(NamedTuple):
         self, grid: tuple[int, int, int], stream: int, arguments: list[Any]
     ) -> None:
         """Launch it, past all that Triton does for profilers unless one listens."""
-        runtime = _runtime()
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        if _is_watched():
             self.kernel[grid](*arguments, stream=stream)
             return
         nothing = (None, None, None)
@@ -259,13 +257,14 @@ class Prepared:
             return
         arguments = self._template.copy()
         bits = 0
-        for slot, dtype, tensor in zip(self._slots, self._dtypes, tensors):  # noqa: B905
+        given = iter(tensors)
+        for slot, dtype, tensor in zip(self._slots, self._dtypes, given):  # noqa: B905
             arguments[slot] = address = tensor.data_ptr()
             bits |= address
             if tensor.dtype is not dtype:
                 bits = 1
                 break
-        for room, tensor in zip(self._rooms, tensors[len(self._slots) :]):  # noqa: B905
+        for room, tensor in zip(self._rooms, given):  # noqa: B905
             address = tensor.data_ptr()
             bits |= address
             for slot, place in room:
@@ -273,7 +272,11 @@ class Prepared:
         if bits % _ALIGNMENT:
             self._launch_anew(tensors)
             return
-        compiled.fire(self._grid, stream, arguments)
+        if _is_watched():
+            compiled.fire(self._grid, stream, arguments)
+            return
+        _, run, function, metadata = compiled
+        run(*self._grid, stream, function, metadata, None, None, None, *arguments)
 
     def _fixed_bits(self) -> int:
         slots = {*self._slots, *[slot for room in self._rooms for slot, _ in room]}
@@ -352,19 +355,31 @@ def current_stream(index: int) -> int:
 
 
 def current_device() -> int:
-    """The current CUDA device; -1, as of a CPU tensor, where CUDA is not in use."""
-    return torch._C._cuda_getDevice() if torch.cuda.is_initialized() else -1
+    """The current CUDA device, where a tensor is on one: CUDA is in use then."""
+    return torch._C._cuda_getDevice()
+
+
+def is_current(index: int) -> bool:
+    """Whether kernels launched now run on the device of tensors with this index."""
+    return index < 0 or index == current_device()
 
 
 def device_guard(index: int) -> AbstractContextManager[object]:
     """Make a GPU current: Triton launches on the current one."""
-    if index < 0 or index == current_device():
+    if is_current(index):
         return _NOTHING
     return torch.cuda.device(index)
 
 
 def _bits(addresses: Any) -> int:
     return functools.reduce(int.__or__, addresses, 0)
+
+
+def _is_watched() -> bool:
+    """Whether a profiler listens to Triton's launches."""
+    runtime = _runtime()
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 @functools.cache

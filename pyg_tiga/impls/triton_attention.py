@@ -139,7 +139,7 @@ def _merge(
     flags: dict[str, Any],
     blocks: Blocks,
 ) -> Prepared:
-    from pyg_tiga.kernels.edge_attention import attention_merge
+    from pyg_tiga.kernels.attention_merge import attention_merge
 
     arguments = {
         "hub_row_ptr": items.hub_row,

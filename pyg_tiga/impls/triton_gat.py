@@ -99,7 +99,6 @@ class GatForward:
     def __init__(self, graph: Graph, schedule: Schedule, layer: Layer) -> None:
         heads, channels, dtype = layer.heads, layer.channels, layer.dtype
         shape = (graph.num_dst, heads, channels)
-        self._shape = (graph.num_dst, heads * channels)
         kept = layer.kept(graph.num_dst)
         self._kept = kept.size
         self._is_apart = layer.positive and "positive_ptr" not in kept.places
@@ -113,9 +112,9 @@ class GatForward:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Launch; gives the output, what is kept besides, and P if it stands apart."""
         stream = current_stream(values.get_device())
-        out = values.new_empty(self._shape)
+        out = torch.empty_like(values)
         kept = values.new_empty(self._kept, dtype=torch.float32)
-        positive = values.new_empty(self._shape) if self._is_apart else None
+        positive = torch.empty_like(values) if self._is_apart else None
         state = (out,) if positive is None else (out, positive)
         att_src, att_dst, bias, seed = parameters
         self._scores(stream, values, att_src, att_dst, kept)

@@ -16,11 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pyg_tiga.kernels.attention_merge import store_column
 from pyg_tiga.kernels.attention_state import load_state
 from pyg_tiga.kernels.attention_tile import (
     columns_of,
     gather,
-    load_rows,
     load_tile,
     walk,
 )
@@ -298,107 +298,3 @@ def attention_columns(
                     ATT_SRC,
                     ATT_DST,
                 )
-
-
-@triton.jit
-def store_column(
-    grad_value_ptr,
-    grad_col_ptr,
-    att_src_ptr,
-    att_dst_ptr,
-    grad_row_ptr,
-    col,
-    acc,
-    acc_col,
-    o_h,
-    o_c,
-    o_k,
-    m_h,
-    m_c,
-    m_k,
-    HEADS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ATT_SRC: tl.constexpr,
-    ATT_DST: tl.constexpr,
-):
-    """Store a finished source.
-
-    With `ATT_SRC` the operand is <v_j, att_src>, and its gradient flows on into that of
-    v_j; with `ATT_DST` so does that of the node as a destination.
-    """
-    m_hc = m_h[:, None] & m_c[None, :]
-    o_hc = o_h[:, None] * CHANNELS + o_c[None, :]
-    if ATT_SRC:
-        att = tl.load(att_src_ptr + o_hc, mask=m_hc, other=0.0).to(tl.float32)
-        acc += tl.sum(acc_col, axis=1)[:, None] * att
-    if ATT_DST:
-        att = tl.load(att_dst_ptr + o_hc, mask=m_hc, other=0.0).to(tl.float32)
-        grad_row = tl.load(grad_row_ptr + col * HEADS + o_h, mask=m_h, other=0.0)
-        acc += grad_row[:, None] * att
-    p_v = grad_value_ptr + (col * HEADS) * CHANNELS + o_hc
-    tl.store(p_v, acc.to(grad_value_ptr.dtype.element_ty), mask=m_hc)
-    p_c = grad_col_ptr + (col * HEADS + o_h)[:, None] * WIDTH + o_k[None, :]
-    grad_col = acc_col.to(grad_col_ptr.dtype.element_ty)
-    tl.store(p_c, grad_col, mask=m_h[:, None] & m_k[None, :])
-
-
-@triton.jit
-def columns_merge(
-    part_ptr,
-    part_col_ptr,
-    grad_value_ptr,
-    grad_col_ptr,
-    att_src_ptr,
-    att_dst_ptr,
-    grad_row_ptr,
-    hub_row_ptr,
-    hub_ptr_ptr,
-    HEADS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ATT_SRC: tl.constexpr,
-    ATT_DST: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Add up the pieces of each long column, in fixed order."""
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c, o_k = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_K)
-    m_h, m_c, m_k = o_h < HEADS, o_c < CHANNELS, o_k < WIDTH
-    col = tl.load(hub_row_ptr + tl.program_id(0)).to(tl.int64)
-    if col >= 0:
-        first = tl.load(hub_ptr_ptr + tl.program_id(0))
-        last = tl.load(hub_ptr_ptr + tl.program_id(0) + 1)
-        acc = tl.zeros([BLOCK_P, BLOCK_H, BLOCK_C], dtype=tl.float32)
-        acc_col = tl.zeros([BLOCK_P, BLOCK_H, BLOCK_K], dtype=tl.float32)
-        for k in range(first, last, BLOCK_P):
-            o_p = (k + tl.arange(0, BLOCK_P)).to(tl.int64)
-            m_p = o_p < last
-            n = HEADS * CHANNELS
-            acc += load_rows(part_ptr, o_p, m_p, o_h, m_h, o_c, m_c, n, CHANNELS)
-            n = HEADS * WIDTH
-            acc_col += load_rows(part_col_ptr, o_p, m_p, o_h, m_h, o_k, m_k, n, WIDTH)
-        store_column(
-            grad_value_ptr,
-            grad_col_ptr,
-            att_src_ptr,
-            att_dst_ptr,
-            grad_row_ptr,
-            col,
-            tl.sum(acc, axis=0),
-            tl.sum(acc_col, axis=0),
-            o_h,
-            o_c,
-            o_k,
-            m_h,
-            m_c,
-            m_k,
-            HEADS,
-            CHANNELS,
-            WIDTH,
-            ATT_SRC,
-            ATT_DST,
-        )

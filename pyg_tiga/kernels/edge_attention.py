@@ -17,14 +17,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pyg_tiga.kernels.attention_merge import safe_maximum, store_row
 from pyg_tiga.kernels.attention_tile import columns_of, gather, load_tile, walk
 from pyg_tiga.kernels.units import load_units
-
-
-@triton.jit
-def _safe(m):
-    """A maximum to subtract: 0 where nothing was seen, as -inf - -inf is NaN."""
-    return tl.where(m == float("-inf"), 0.0, m)
 
 
 @triton.jit
@@ -75,7 +70,7 @@ def _add_tile(
         seen += 1
     s = tl.reshape(s, [U, S, H])
     new_m = tl.maximum(b_m, tl.max(s, axis=0))  # [S, H]
-    safe = _safe(new_m)
+    safe = safe_maximum(new_m)
     decay = tl.exp(b_m - safe)
     b_p = tl.exp(s - safe[None, :, :])  # [U, S, H]
     b_l = b_l * decay + tl.sum(b_p, axis=0)
@@ -235,7 +230,7 @@ def attention_rows(
             )
             s_m, s_l, seen, s_acc, s_sum, s_positive = carry
             b_m = tl.max(s_m, axis=0)  # [BLOCK_H]
-            weight = tl.exp(s_m - _safe(b_m)[None, :])  # [BLOCK_S, BLOCK_H]
+            weight = tl.exp(s_m - safe_maximum(b_m)[None, :])  # [BLOCK_S, BLOCK_H]
             b_l = tl.sum(s_l * weight, axis=0)
             acc = tl.sum(s_acc * weight[:, :, None], axis=0)
             b_sum = tl.sum(s_sum * weight, axis=0)
@@ -280,139 +275,3 @@ def attention_rows(
                     SAVE_POSITIVE,
                     HAS_BIAS,
                 )
-
-
-@triton.jit
-def store_row(
-    out_ptr,
-    m_ptr,
-    l_ptr,
-    positive_ptr,
-    positive_sum_ptr,
-    bias_ptr,
-    row,
-    empty,
-    b_m,
-    b_l,
-    acc,
-    positive,
-    b_sum,
-    o_h,
-    o_c,
-    m_h,
-    m_hc,
-    HEADS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    SAVE_POSITIVE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-):
-    """Normalise and store a finished row; an empty one gets 0, m = 0 and l = 1.
-
-    Scores that are all -inf give NaN, as in PyTorch's softmax. The bias [H, C] is added
-    to the result alone.
-    """
-    b_m = _safe(b_m)
-    b_l = tl.where(empty, 1.0, b_l)
-    o_r = row * HEADS + o_h  # [BLOCK_H]
-    o_rc = o_r[:, None] * CHANNELS + o_c[None, :]  # [BLOCK_H, BLOCK_C]
-    out = acc / b_l[:, None]
-    if HAS_BIAS:
-        p_bias = bias_ptr + o_h[:, None] * CHANNELS + o_c[None, :]
-        out += tl.load(p_bias, mask=m_hc, other=0.0).to(tl.float32)
-    tl.store(out_ptr + o_rc, out.to(out_ptr.dtype.element_ty), mask=m_hc)
-    if SAVE_POSITIVE:
-        positive = positive / b_l[:, None]
-        kept = positive.to(positive_ptr.dtype.element_ty)
-        tl.store(positive_ptr + o_rc, kept, mask=m_hc)
-    if tl.program_id(2) == 0:
-        tl.store(m_ptr + o_r, b_m, mask=m_h)
-        tl.store(l_ptr + o_r, b_l, mask=m_h)
-        if SAVE_POSITIVE:
-            tl.store(positive_sum_ptr + o_r, b_sum / b_l, mask=m_h)
-
-
-@triton.jit
-def attention_merge(
-    out_ptr,
-    m_ptr,
-    l_ptr,
-    positive_ptr,
-    positive_sum_ptr,
-    part_ptr,
-    part_m_ptr,
-    part_l_ptr,
-    part_positive_ptr,
-    part_sum_ptr,
-    hub_row_ptr,
-    hub_ptr_ptr,
-    bias_ptr,
-    HEADS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    SAVE_POSITIVE: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Merge the pieces of each long row, `BLOCK_P` at a time and in fixed order."""
-    o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    o_c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_h = o_h < HEADS
-    m_hc = m_h[:, None] & (o_c < CHANNELS)[None, :]
-    row = tl.load(hub_row_ptr + tl.program_id(0)).to(tl.int64)
-    if row >= 0:
-        first = tl.load(hub_ptr_ptr + tl.program_id(0))
-        last = tl.load(hub_ptr_ptr + tl.program_id(0) + 1)
-        b_m = tl.full([BLOCK_H], float("-inf"), dtype=tl.float32)
-        b_l = tl.zeros([BLOCK_H], dtype=tl.float32)
-        lost = tl.zeros([BLOCK_H], dtype=tl.float32)
-        acc = tl.zeros([BLOCK_H, BLOCK_C], dtype=tl.float32)
-        b_sum = tl.zeros([BLOCK_H], dtype=tl.float32)
-        positive = tl.zeros([BLOCK_H, BLOCK_C], dtype=tl.float32)
-        for k in range(first, last, BLOCK_P):
-            o_p = k + tl.arange(0, BLOCK_P)  # [BLOCK_P]
-            m_p = o_p < last
-            o_ph = o_p.to(tl.int64)[:, None] * HEADS + o_h[None, :]
-            m_ph = m_p[:, None] & m_h[None, :]
-            m_x = tl.load(part_m_ptr + o_ph, mask=m_ph, other=float("-inf"))
-            new_m = tl.maximum(b_m, tl.max(m_x, axis=0))
-            safe = _safe(new_m)
-            weight = tl.exp(m_x - safe[None, :])  # [BLOCK_P, BLOCK_H]
-            decay = tl.exp(b_m - safe)
-            l_x = tl.load(part_l_ptr + o_ph, mask=m_ph, other=0.0)
-            lost += tl.sum(tl.where(m_x == float("-inf"), l_x, 0.0), axis=0)
-            b_l = b_l * decay + tl.sum(weight * l_x, axis=0)
-            b_m = new_m
-            o_pc = o_ph[:, :, None] * CHANNELS + o_c[None, None, :]
-            m_pc = m_p[:, None, None] & m_hc[None, :, :]
-            x = tl.load(part_ptr + o_pc, mask=m_pc, other=0.0)
-            acc = acc * decay[:, None] + tl.sum(weight[:, :, None] * x, axis=0)
-            if SAVE_POSITIVE:
-                x = tl.load(part_positive_ptr + o_pc, mask=m_pc, other=0.0)
-                positive = positive * decay[:, None]
-                positive += tl.sum(weight[:, :, None] * x, axis=0)
-                x_sum = tl.load(part_sum_ptr + o_ph, mask=m_ph, other=0.0)
-                b_sum = b_sum * decay + tl.sum(weight * x_sum, axis=0)
-        store_row(
-            out_ptr,
-            m_ptr,
-            l_ptr,
-            positive_ptr,
-            positive_sum_ptr,
-            bias_ptr,
-            row,
-            (b_m == float("-inf")) & (lost == 0),
-            b_m,
-            b_l,
-            acc,
-            positive,
-            b_sum,
-            o_h,
-            o_c,
-            m_h,
-            m_hc,
-            HEADS,
-            CHANNELS,
-            SAVE_POSITIVE,
-            HAS_BIAS,
-        )

@@ -177,13 +177,40 @@ class DropIn(MessagePassing):
     def explain(self, mode: bool | None) -> None:
         MessagePassing.explain.fset(self, mode)
 
-    def _parent_reasons(self) -> list[str]:
-        """Every reason for which this call must be the parent's; empty if fused.
+    def _is_usual(self) -> bool:
+        """Whether there is certainly no reason for the parent's path.
 
-        Runs at every call, so it looks at attributes only.
+        :meth:`_parent_reasons` in one condition: this runs at every call, while the
+        words are looked for where there is something to say. For eager calls only.
         """
-        reasons = self._option_reasons()
-        if (
+        cls, stock = type(self), self._pyg_class
+        return not (
+            self.aggr not in self._fused_aggregations
+            or not is_plain(self._modules["aggr_module"], FUSED_AGGREGATIONS[self.aggr])
+            or self._decomposed_layers != 1
+            or self.node_dim != self._fused_node_dim
+            or self._has_hooks()
+            or self._explain
+            or cls.message is not stock.message
+            or cls.aggregate is not stock.aggregate
+            or cls.update is not stock.update
+            or cls.message_and_aggregate is not stock.message_and_aggregate
+            or cls.edge_update is not stock.edge_update
+            or cls.propagate is not cls._jinja_propagate
+            or (
+                "edge_updater" in self._generated
+                and cls.edge_updater is not cls._jinja_edge_updater
+            )
+            or cls._overrides
+            or not self.__dict__.keys().isdisjoint(_REPLACEABLE)
+            or torch._C._get_tracing_state() is not None
+            or torch._C._are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        )
+
+    def _has_hooks(self) -> bool:
+        """Whether somebody listens to message passing."""
+        return bool(
             self._propagate_forward_pre_hooks
             or self._propagate_forward_hooks
             or self._message_forward_pre_hooks
@@ -194,7 +221,17 @@ class DropIn(MessagePassing):
             or self._message_and_aggregate_forward_hooks
             or self._edge_update_forward_pre_hooks
             or self._edge_update_forward_hooks
-        ):
+        )
+
+    def _parent_reasons(self) -> list[str]:
+        """Every reason for which this call must be the parent's; empty if fused.
+
+        Runs at every call, so it looks at attributes only.
+        """
+        if not torch.compiler.is_compiling() and self._is_usual():
+            return []
+        reasons = self._option_reasons()
+        if self._has_hooks():
             reasons.append("message passing hooks are registered")
         if self._explain:
             reasons.append("explain mode is on")
@@ -223,20 +260,6 @@ class DropIn(MessagePassing):
     def _override_reasons(self) -> list[str]:
         """Names the methods that a subclass or an instance has replaced."""
         cls, stock, own = type(self), self._pyg_class, self.__dict__
-        if (
-            # The rule, without loops: this runs at every call.
-            cls.message is stock.message
-            and cls.aggregate is stock.aggregate
-            and cls.update is stock.update
-            and cls.message_and_aggregate is stock.message_and_aggregate
-            and cls.edge_update is stock.edge_update
-            and cls.propagate is cls._jinja_propagate
-            and not cls._overrides
-            and len(self._generated) == 1
-            and not torch.compiler.is_compiling()
-            and own.keys().isdisjoint(_REPLACEABLE)
-        ):
-            return []
         names = [
             name
             for name in _METHODS

@@ -15,7 +15,7 @@ from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
 
-_INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _SOURCE_TO_TARGET = "source_to_target"
 
 
@@ -153,7 +153,7 @@ def _edge_list_counts(
 
 
 def _check_edge_list(edge_index: Tensor) -> None:
-    if edge_index.dtype not in _INT_DTYPES:
+    if edge_index.dtype not in INT_DTYPES:
         raise ValueError(
             f"'edge_index' must hold integers (got '{edge_index.dtype}'). Convert it "
             f"with 'edge_index.long()'"

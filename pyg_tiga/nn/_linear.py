@@ -28,10 +28,12 @@ def is_plain(
     """
     return (
         type(module) is cls
-        and not module._forward_pre_hooks
-        and not module._forward_hooks
-        and not module._backward_pre_hooks
-        and not module._backward_hooks
+        and not (
+            module._forward_pre_hooks
+            or module._forward_hooks
+            or module._backward_pre_hooks
+            or module._backward_hooks
+        )
         and "forward" not in module.__dict__
         and not _has_any_global_hook()
     )

@@ -12,15 +12,18 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from torch_geometric.utils.sparse import set_sparse_value
 
 from pyg_tiga import functional
-from pyg_tiga.functional.attention import gat_layer
+from pyg_tiga.functional.attention import Weights, gat_layer
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
-from pyg_tiga.nn._gat_inputs import matrix_reasons, plain_weights
+from pyg_tiga.nn._gat_inputs import (
+    check_nodes,
+    matrix_reasons,
+    plain_weights,
+    usual_weights,
+)
 from pyg_tiga.nn._inputs import (
-    check_device,
     check_edge_features,
-    check_features,
     for_functional,
     for_parent,
     is_edge_list,
@@ -161,6 +164,15 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             ValueError: Shapes, dtypes, devices or indices that do not fit.
             UnsupportedError: The parent's path is needed, and ``PYG_TIGA_STRICT`` set.
         """
+        if (
+            edge_attr is None
+            and size is None
+            and not return_attention_weights
+            and not torch.compiler.is_compiling()
+        ):
+            parameters = usual_weights(self, x, edge_index)
+            if parameters is not None:
+                return self._run_usual(x, edge_index, parameters)
         used_attr = None if self._modules.get("lin_edge") is None else edge_attr
         reasons = self._reasons(edge_index, used_attr, return_attention_weights)
         if not reasons:
@@ -180,6 +192,16 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         if not torch.compiler.is_compiling():
             self._note_fused()
         return (out, weights) if return_attention_weights else out
+
+    def _run_usual(self, x: Tensor, edge_index: Tensor, weights: Weights) -> Tensor:
+        """The output of a call that passed all checks."""
+        counts = (x.size(0), x.size(0))
+        options = self._options(edge_index, None, counts, x.device)
+        out = gat_layer(edge_index, x, weights, **options)
+        if out is None:
+            out, _ = self._attend((x, x), edge_index, None, counts, None, options)
+        self._note_fused()
+        return out
 
     def _reasons(self, edge_index: Adj, edge_attr: Any, weights: Any) -> list[str]:
         """Reasons for the parent's path, with those that lie in the edges."""
@@ -208,10 +230,10 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
         x_src, x_dst = x
         lin_src, lin_dst = self._projections()
-        _check_nodes("x", x_src, lin_src, edge_index)
+        check_nodes("x", x_src, lin_src, edge_index)
         if x_dst is not None and not (x_dst is x_src and lin_dst is lin_src):
             name = "x" if x_dst is x_src else "x[1]"
-            _check_nodes(name, x_dst, lin_dst, edge_index)
+            check_nodes(name, x_dst, lin_dst, edge_index)
         if edge_attr is not None:
             check_edge_features(edge_attr, edge_index, self._modules["lin_edge"])
         if size is not None and self.add_self_loops and None in size:
@@ -249,11 +271,13 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         edge_attr: Tensor | None,
         counts: tuple[int, int],
         wants_weights: bool | None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
         """The output, and the weights in PyG's form where they are wanted."""
         relation = for_functional(edge_index)
-        options = None
-        if not wants_weights and edge_attr is None and x[0] is x[1]:
+        # Options are given where one step has been tried with them.
+        tries = options is None and not wants_weights
+        if tries and edge_attr is None and x[0] is x[1]:
             parameters = plain_weights(self, x[0])
             if parameters is not None:
                 options = self._options(edge_index, None, counts, x[0].device)
@@ -366,16 +390,6 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             out = out + root
         bias = self.bias
         return out if bias is None else out + bias
-
-
-def _check_nodes(name: str, x: Any, lin: torch.nn.Module, edge_index: Adj) -> None:
-    if isinstance(x, Tensor) and x.dim() > 2:
-        raise ValueError(
-            f"Static graphs not supported in 'GATConv': '{name}' must have shape "
-            f"[num_nodes, in_channels] (got {list(x.shape)})"
-        )
-    check_features(name, x, lin)
-    check_device(name, x, edge_index)
 
 
 def _for_parent(edge_index: Adj, size: Size) -> tuple[Any, Any]:

@@ -103,10 +103,10 @@ class _Attention(torch.autograd.Function):
         found = plan.run(call.graph, grad, operands, call.options, state, wanted)
         return (
             found.value,
-            found.col.to(alpha_src.dtype),
-            found.row.to(alpha_dst.dtype),
-            None if found.term is None else found.term.to(term.dtype),
-            None if found.loop_term is None else found.loop_term.to(loop_term.dtype),
+            _cast(found.col, alpha_src),
+            _cast(found.row, alpha_dst),
+            _cast(found.term, term),
+            _cast(found.loop_term, loop_term),
             None,
             None,
         )
@@ -192,13 +192,20 @@ class _GatAttention(torch.autograd.Function):
         return (
             found.value,
             grad_dst,
-            grad_att[0].to(att_src.dtype),
-            None if grad_att_dst is None else grad_att_dst.to(att_dst.dtype),
-            None if found.term is None else found.term.to(term.dtype),
-            None if found.loop_term is None else found.loop_term.to(loop_term.dtype),
+            _cast(grad_att[0], att_src),
+            _cast(grad_att_dst, att_dst),
+            _cast(found.term, term),
+            _cast(found.loop_term, loop_term),
             None,
             None,
         )
+
+
+def _cast(grad: Tensor | None, operand: Tensor) -> Tensor | None:
+    """A gradient in the dtype of its operand; asked first, as PyTorch is slower."""
+    if grad is None or grad.dtype is operand.dtype:
+        return grad
+    return grad.to(operand.dtype)
 
 
 def _node_scores(

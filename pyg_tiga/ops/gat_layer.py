@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.impls.launch import device_guard
+from pyg_tiga.impls.launch import device_guard, is_current
 from pyg_tiga.impls.triton_gat import (
     GatBackward,
     GatForward,
@@ -24,7 +24,7 @@ from pyg_tiga.impls.triton_gat import (
 )
 from pyg_tiga.ops import attention
 from pyg_tiga.ops.bodies import remember_plan
-from pyg_tiga.ops.eager import apply_function, wants_grad
+from pyg_tiga.ops.eager import apply_function
 from pyg_tiga.planner import Plan, pinned
 from pyg_tiga.relation.graph import Graph
 
@@ -52,13 +52,15 @@ class _Run:
         self.chunks = (plan.schedule.chunk, backward.schedule.chunk)
         self.forward = GatForward(graph, plan.schedule, layer)
         self._schedule = backward.schedule
-        self._backwards: dict[tuple[int, Needs], GatBackward] = {}
+        self._backwards: dict[tuple[int, tuple[bool, ...]], GatBackward] = {}
 
-    def backward(self, graph: Graph, stride: int, needs: Needs) -> GatBackward:
+    def backward(
+        self, graph: Graph, stride: int, needs: tuple[bool, bool, bool]
+    ) -> GatBackward:
         """The backward for a gradient of this stride."""
         found = self._backwards.get((stride, needs))
         if found is None:
-            made = (graph, self._schedule, self.layer, stride, needs)
+            made = (graph, self._schedule, self.layer, stride, Needs(*needs))
             found = self._backwards[stride, needs] = GatBackward(*made)
         return found
 
@@ -82,29 +84,34 @@ def gat_layer(
     Returns:
         The output; None where the steps have to run one by one.
     """
-    trains = wants_grad(x, *weights)
+    lin, att_src, att_dst, bias = weights
+    trains = torch.is_grad_enabled() and (
+        x.requires_grad
+        or lin.requires_grad
+        or att_src.requires_grad
+        or att_dst.requires_grad
+        or (bias is not None and bias.requires_grad)
+    )
     run = _run_of(graph, x, weights, options, trains)
     if run is None:
         return None
     remember_plan(run.plan)
     if trains:
         return apply_function(_GatLayer, x, *weights, seed, graph, run)
-    with device_guard(x.get_device()):
-        return _forward(graph, run, x, weights, seed)[0]
+    return _forward(graph, run, x, weights, seed)[0]
 
 
 def _run_of(
     graph: Graph, x: Tensor, weights: Weights, options: Options, trains: bool
 ) -> _Run | None:
     _, heads, channels = weights.att_src.shape
-    has_bias = weights.bias is not None
+    kind = (heads, channels, x.dtype, options, trains, weights.bias is not None)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    kind = (heads, channels, x.dtype, options, trains, has_bias)
     key = ("gat_layer", kind, deterministic, pinned())
     known = graph.scratch
-    if key in known:
-        return known[key]
-    run = known[key] = _make_run(graph, x, kind)
+    run = known.get(key)
+    if run is None and key not in known:
+        run = known[key] = _make_run(graph, x, kind)
     return run
 
 
@@ -130,6 +137,10 @@ def _forward(
     graph: Graph, run: _Run, x: Tensor, weights: Weights, seed: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """The output, what the kernels gave of it and besides, and projected nodes."""
+    index = x.get_device()
+    if not is_current(index):
+        with device_guard(index):
+            return _forward(graph, run, x, weights, seed)
     graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
     values = F.linear(x, weights.lin)
     state = run.forward(values, _parameters(run, weights, seed))
@@ -162,37 +173,35 @@ class _GatLayer(torch.autograd.Function):
         run: _Run,
     ) -> Tensor:
         weights = Weights(lin, att_src, att_dst, bias)
-        with device_guard(x.get_device()):
-            out, formed, *kept = _forward(graph, run, x, weights, seed)
+        out, formed, kept, positive, values = _forward(graph, run, x, weights, seed)
         ctx.graph, ctx.run = graph, run
         ctx.witness = None
         if formed is out:
             ctx.witness, ctx.version = _witness(out), out._version
             # An alias, of which autograd does not ask that it stays as it is.
             formed = out.data
-        ctx.save_for_backward(x, *weights, seed, formed, *kept)
+        rest = (seed, formed, kept, positive, values)
+        ctx.save_for_backward(x, lin, att_src, att_dst, bias, *rest)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights, seed, out, scalars, positive, values = ctx.saved_tensors
-        weights, needs = Weights(*weights), ctx.needs_input_grad
+        x, lin, *rest, seed, out, kept, positive, values = ctx.saved_tensors
+        weights = Weights(lin, *rest)
         if torch.is_grad_enabled():
             found = _twice(ctx, (x, *weights), seed, grad)
             return (*found, None, None, None)
+        needs_x, needs_lin, *needs = needs_all = ctx.needs_input_grad
         parameters = _parameters(ctx.run, weights, seed)
-        with device_guard(grad.get_device()):
-            if ctx.witness is not None and ctx.witness._version != ctx.version:
-                out = ctx.run.forward(values, parameters)[0]
-            state = (values, out, scalars, positive, parameters)
-            grad_values, sums = _backward(ctx, grad, *state)
-        del out, scalars, positive, values, state
+        state = (values, out, kept, positive, parameters)
+        grad_values, sums = _backward(ctx, needs_all, grad, *state)
+        del out, kept, positive, values, state
         # Before anything else is allocated; a no-op where the graph is kept.
         ctx.maybe_clear_saved_tensors()
         return (
-            torch.mm(grad_values, weights.lin) if needs[0] else None,
-            torch.mm(grad_values.t(), x) if needs[1] else None,
-            *_parameter_gradients(sums, weights, needs[2:5]),
+            torch.mm(grad_values, lin) if needs_x else None,
+            torch.mm(grad_values.mT, x) if needs_lin else None,
+            *_parameter_gradients(sums, lin.dtype, *needs[:3]),
             None,
             None,
             None,
@@ -201,34 +210,43 @@ class _GatLayer(torch.autograd.Function):
 
 def _backward(
     ctx: Any,
+    needs: tuple[bool, ...],
     grad: Tensor,
     values: Tensor,
-    *rest: Any,
+    out: Tensor,
+    *state: Any,
 ) -> tuple[Tensor | None, Tensor | None]:
-    graph, needs, run = ctx.graph, ctx.needs_input_grad, ctx.run
+    """Gradients of projected nodes and of parameters."""
+    index = grad.get_device()
+    if not is_current(index):
+        with device_guard(index):
+            return _backward(ctx, needs, grad, values, out, *state)
+    graph, run = ctx.graph, ctx.run
+    if ctx.witness is not None and ctx.witness._version != ctx.version:
+        out = run.forward(values, state[-1])[0]
     if grad.stride(1) != 1:
         grad = grad.contiguous()
-    wanted = Needs(needs[0] or needs[1], needs[2] or needs[3], needs[4])
+    wanted = (needs[0] or needs[1], needs[2] or needs[3], needs[4])
     backward = run.backward(graph, grad.stride(0), wanted)
     # Safe to read on this stream.
     graph.rows().work_items(run.chunks[1])
     graph.columns().work_items(run.chunks[1])
-    return backward(grad, values, *rest)
+    return backward(grad, values, out, *state)
 
 
 def _parameter_gradients(
-    sums: Tensor | None, weights: Weights, needs: tuple[bool, ...]
+    sums: Tensor | None, dtype: torch.dtype, src: bool, dst: bool, bias: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Those of both vectors and of the bias."""
-    if sums is None or not any(needs):
+    if sums is None:
         return None, None, None
-    if sums.dtype is not weights.att_src.dtype:
-        sums = sums.to(weights.att_src.dtype)
+    if sums.dtype is not dtype:
+        sums = sums.to(dtype)
     parts = sums.unbind(0)
     return (
-        parts[0] if needs[0] else None,
-        parts[1] if needs[1] else None,
-        parts[-1].view(-1) if needs[2] else None,
+        parts[0] if src else None,
+        parts[1] if dst else None,
+        parts[-1].view(-1) if bias else None,
     )
 
 

@@ -71,7 +71,8 @@ class Edges:
             storage = tensor.untyped_storage()._cdata
             self.storages[storage] = self.storages.get(storage, 0) + 1
         self.outdated = False
-        self._versions = tuple(tensor._version for tensor in self.tensors)
+        self._versions = tuple((tensor, tensor._version) for tensor in self.tensors)
+        self._on_cuda = self.device.type == "cuda"
         self._groupings: list[Grouping | None] = [None, None]
         self._slots: dict[int, tuple[Tensor, Stamp]] = {}
         # By end that is the destination: plans and launches, found again at each call.
@@ -83,7 +84,8 @@ class Edges:
         """Whether the tensors still hold what they held at construction."""
         if self.outdated:
             return False
-        for tensor, version in zip(self.tensors, self._versions):  # noqa: B905
+        # A generator would cost as much again, several times a step.
+        for tensor, version in self._versions:  # noqa: SIM110
             if tensor._version != version:
                 return False
         return True
@@ -114,7 +116,7 @@ class Edges:
                 this may be raised by a later call.
             RuntimeError: It is not there yet, and a CUDA graph is being captured.
         """
-        on_cuda = self.device.type == "cuda"
+        on_cuda = self._on_cuda
         # A captured stream may not query the verdict.
         captured = on_cuda and is_capturing(self.device)
         if self._checks and not captured:

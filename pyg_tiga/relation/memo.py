@@ -11,7 +11,7 @@ Edits that PyTorch does not count, through `.data`, a shared NumPy array, or ano
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -57,42 +57,32 @@ def relation_of(
     global _recent
     request = (num_src, num_dst, flow)
     known = _recent
-    if known is not None:
-        graph = known.find(edge_index, request)
+    if (
+        known is not None
+        and known.tensor() is edge_index
+        and known.request == request
+        and known.form == _form(edge_index)
+    ):
+        graph = known.graph()
         if graph is not None:
             return graph
     graph = Graph.from_handle(*handle_of(edge_index, num_src, num_dst, flow))
     if type(edge_index) is Tensor and not edge_index.is_inference():
-        _recent = _Recent(edge_index, request, graph)
+        _recent = _Recent(ref(edge_index), _form(edge_index), request, ref(graph))
     return graph
 
 
-class _Recent:
+class _Recent(NamedTuple):
     """The last answer, for the next layer of a model: the same object, unedited.
 
     It keeps nothing alive. The graph does keep the storage, so that while it lives the
     address stands for that storage.
     """
 
-    __slots__ = ("_form", "_graph", "_request", "_tensor")
-
-    def __init__(
-        self, edge_index: Tensor, request: tuple[int, int, str], graph: Graph
-    ) -> None:
-        self._tensor = ref(edge_index)
-        self._form = _form(edge_index)
-        self._request = request
-        self._graph = ref(graph)
-
-    def find(self, edge_index: Tensor, request: tuple[int, int, str]) -> Graph | None:
-        """The graph, if the question is the same."""
-        if (
-            self._tensor() is edge_index
-            and self._request == request
-            and self._form == _form(edge_index)
-        ):
-            return self._graph()
-        return None
+    tensor: ref[Tensor]
+    form: tuple[Any, ...]
+    request: tuple[int, int, str]
+    graph: ref[Graph]
 
 
 def _form(edge_index: Tensor) -> tuple[Any, ...]:

@@ -39,7 +39,7 @@ class Stamp:
         event: Recorded behind that work, where there is such an event already.
     """
 
-    __slots__ = ("_device", "_event", "_home", "_seen", "_tensors")
+    __slots__ = ("_device", "_event", "_home", "_index", "_seen", "_tensors")
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class Stamp:
         if self._device.type != "cuda":
             return
         self._tensors = tuple(tensors)
-        self._home = torch._C._cuda_getCurrentRawStream(self._device.index)
+        self._index = self._device.index
+        self._home = torch._C._cuda_getCurrentRawStream(self._index)
         self._seen = {self._home}
         self._event: torch.cuda.Event | None = event
         if event is None and not complete:
@@ -61,9 +62,8 @@ class Stamp:
 
     def use(self) -> None:
         """Make the tensors safe to read on the current stream from here on."""
-        if self._home is None:
-            return
-        if torch._C._cuda_getCurrentRawStream(self._device.index) != self._home:
+        home = self._home
+        if home is not None and torch._C._cuda_getCurrentRawStream(self._index) != home:
             self._cross()
 
     def _cross(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyg_tiga.kernels import (
     attention_columns,
+    attention_merge,
     attention_rows_backward,
     attention_state,
     edge_attention,
@@ -97,10 +98,10 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
 def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     """Merges, sums, and what runs once per node."""
     flags = {"SAVE_POSITIVE": True, "HAS_BIAS": True, "BLOCK_P": 8, **_SHAPE, **_TILE}
-    yield make(edge_attention.attention_merge, flags, dtype, index)
+    yield make(attention_merge.attention_merge, flags, dtype, index)
     flags = {"ATT_SRC": True, "ATT_DST": True, "BLOCK_P": 8, **_TILE, "BLOCK_K": 1}
     flags |= {**_SHAPE, "WIDTH": 1}
-    yield make(attention_columns.columns_merge, flags, dtype, index)
+    yield make(attention_merge.columns_merge, flags, dtype, index)
     for full in (False, True):
         flags = dict.fromkeys(
             ("HAS_ROW", "HAS_POSITIVE", "HAS_BIAS", "GRAD_BIAS"), full
