@@ -19,9 +19,9 @@ import triton.language as tl
 from pyg_tiga.kernels.attention_merge import store_column
 from pyg_tiga.kernels.attention_state import load_state
 from pyg_tiga.kernels.attention_tile import (
-    columns_of,
     gather,
     load_tile,
+    table_of,
     walk,
 )
 from pyg_tiga.kernels.units import load_units
@@ -55,22 +55,18 @@ def _add_tile(
     C: tl.constexpr = TILE[5]
     K: tl.constexpr = TILE[6]
     acc, mix, acc_col = carry
-    edges, grads, operands, state_ptr, source, o_h, scale, outputs = context
+    edges, grads, targets, state_ptr, source, o_h, scale, outputs = context
     b_col, b_v = source
-    grad_ptr, c_g, stride_g = grads
-    row_ptr, c_k, stride_r = operands
     i, m_e, m_loop, live, term, kept = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
     m_x = m_e | m_loop
     # Numbers before features, as in `edge_attention`.
-    b_m, b_il, delta, b_row = load_state(
-        state_ptr, i, m_x, o_h, HEADS, EVEN, TAIL, U * S, H
-    )
+    b_m, b_il, delta, b_row = load_state(state_ptr, i, m_x, HEADS, EVEN, TAIL, U * S, H)
     if VECTOR:
-        b_row = FUNCTIONS[0](row_ptr, i, m_x, c_k, stride_r, EVEN, TAIL)
+        b_row = FUNCTIONS[0](targets, i, m_x, EVEN, TAIL)
         b_row, term = tl.reshape(b_row, [U, S, H, K]), tl.reshape(term, [U, S, H])
-    b_g = gather(grad_ptr, i, m_x, c_g, stride_g, EVEN, TAIL).to(tl.float32)
+    b_g = gather(grads, i, m_x, EVEN, TAIL).to(tl.float32)
     b_g = tl.reshape(b_g, [U, S, H, C])
     s, aux = SCORE(b_row, b_col, term, scale)
     w = tl.exp(tl.reshape(s, [U * S, H]) - b_m) * b_il
@@ -208,19 +204,27 @@ def attention_columns(
     )
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h = tl.program_id(1)
-    if DENSE:
-        stride_v, stride_c = HEADS * CHANNELS, HEADS * WIDTH
-        stride_g, stride_r = stride_v, stride_c
-        c_v = columns_of(i_h, 0, HEADS, CHANNELS, BLOCK_H, CHANNELS, BLOCK_C)
-        c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
-        c_g, c_r = c_v, c_k
-    else:
-        stride_v, stride_c = stride_vn, stride_cn
-        stride_g, stride_r = stride_gn, stride_rn
-        c_v = columns_of(i_h, 0, HEADS, stride_vh, BLOCK_H, CHANNELS, BLOCK_C)
-        c_g = columns_of(i_h, 0, HEADS, stride_gh, BLOCK_H, CHANNELS, BLOCK_C)
-        c_k = columns_of(i_h, 0, HEADS, stride_ch, BLOCK_H, WIDTH, BLOCK_K)
-        c_r = columns_of(i_h, 0, HEADS, stride_rh, BLOCK_H, WIDTH, BLOCK_K)
+    values = table_of(
+        value_ptr,
+        stride_vn,
+        stride_vh,
+        i_h,
+        0,
+        DENSE,
+        HEADS,
+        CHANNELS,
+        BLOCK_H,
+        BLOCK_C,
+    )
+    grads = table_of(
+        grad_ptr, stride_gn, stride_gh, i_h, 0, DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C
+    )
+    sources = table_of(
+        col_ptr, stride_cn, stride_ch, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
+    )
+    targets = table_of(
+        row_ptr, stride_rn, stride_rh, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
+    )
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     o_c = tl.arange(0, BLOCK_C)  # [BLOCK_C]
     o_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
@@ -239,8 +243,8 @@ def attention_columns(
             held = col.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (col < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
-            b_col = LOAD_COL(col_ptr, one, one >= 0, c_k, stride_c, EVEN, False)
-            b_v = gather(value_ptr, one, one >= 0, c_v, stride_v, EVEN, False)
+            b_col = LOAD_COL(sources, one, one >= 0, EVEN, False)
+            b_v = gather(values, one, one >= 0, EVEN, False)
             b_v = tl.reshape(b_v, [1, 1, BLOCK_H, BLOCK_C]).to(tl.float32)
             if VECTOR:
                 b_col = tl.reshape(b_col, [1, 1, BLOCK_H, BLOCK_K])
@@ -254,10 +258,9 @@ def attention_columns(
                 acc_col,
             )
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
-            grads, operands = (grad_ptr, c_g, stride_g), (row_ptr, c_r, stride_r)
             outputs = (grad_term_ptr, grad_loop_term_ptr, slot_ptr)
             source = (b_col, b_v)
-            context = (edges, grads, operands, state_ptr, source, o_h, scale, outputs)
+            context = (edges, grads, targets, state_ptr, source, o_h, scale, outputs)
             carry = walk(
                 carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.attention_tile import columns_of, gather, load_tile, walk
+from pyg_tiga.kernels.attention_tile import gather, load_tile, table_of, walk
 from pyg_tiga.kernels.units import load_units
 
 
@@ -40,19 +40,17 @@ def _add_tile(
     C: tl.constexpr = TILE[5]
     K: tl.constexpr = TILE[6]
     acc, acc_param, mix = carry
-    edges, values, operands, state, b_row, b_g, o_h, scale = context
+    edges, values, sources, state, b_row, b_g, o_h, scale = context
     b_m, b_il, delta = state
-    value_ptr, c_v, stride_v = values
-    col_ptr, c_k, stride_c = operands
     j, m_e, m_loop, live, term, kept = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
     m_x = m_e | m_loop
     # Numbers before features, as in `edge_attention`.
-    b_col = FUNCTIONS[0](col_ptr, j, m_x, c_k, stride_c, EVEN, TAIL)
+    b_col = FUNCTIONS[0](sources, j, m_x, EVEN, TAIL)
     if VECTOR:
         b_col, term = tl.reshape(b_col, [U, S, H, K]), tl.reshape(term, [U, S, H])
-    b_v = gather(value_ptr, j, m_x, c_v, stride_v, EVEN, TAIL).to(tl.float32)
+    b_v = gather(values, j, m_x, EVEN, TAIL).to(tl.float32)
     b_v = tl.reshape(b_v, [U, S, H, C])
     s, aux = SCORE(b_row, b_col, term, scale)
     w = tl.exp(tl.reshape(s, [U * S, H]) - b_m[None, :]) * b_il[None, :]
@@ -161,19 +159,27 @@ def attention_rows_backward(
     CHOICES: tl.constexpr = (FUNCTIONS, VECTOR, FACTORED, HAS_PARAM, EDGES, TILE)
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h = tl.program_id(1)
-    if DENSE:
-        stride_v, stride_c = HEADS * CHANNELS, HEADS * WIDTH
-        stride_g, stride_r = stride_v, stride_c
-        c_v = columns_of(i_h, 0, HEADS, CHANNELS, BLOCK_H, CHANNELS, BLOCK_C)
-        c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
-        c_g, c_r = c_v, c_k
-    else:
-        stride_v, stride_c = stride_vn, stride_cn
-        stride_g, stride_r = stride_gn, stride_rn
-        c_v = columns_of(i_h, 0, HEADS, stride_vh, BLOCK_H, CHANNELS, BLOCK_C)
-        c_g = columns_of(i_h, 0, HEADS, stride_gh, BLOCK_H, CHANNELS, BLOCK_C)
-        c_k = columns_of(i_h, 0, HEADS, stride_ch, BLOCK_H, WIDTH, BLOCK_K)
-        c_r = columns_of(i_h, 0, HEADS, stride_rh, BLOCK_H, WIDTH, BLOCK_K)
+    values = table_of(
+        value_ptr,
+        stride_vn,
+        stride_vh,
+        i_h,
+        0,
+        DENSE,
+        HEADS,
+        CHANNELS,
+        BLOCK_H,
+        BLOCK_C,
+    )
+    grads = table_of(
+        grad_ptr, stride_gn, stride_gh, i_h, 0, DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C
+    )
+    sources = table_of(
+        col_ptr, stride_cn, stride_ch, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
+    )
+    targets = table_of(
+        row_ptr, stride_rn, stride_rh, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
+    )
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
     o_k = tl.arange(0, BLOCK_K)
     m_h, m_k = o_h < HEADS, o_k < WIDTH
@@ -190,8 +196,8 @@ def attention_rows_backward(
             held = row.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (row < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
-            b_row = LOAD_ROW(row_ptr, one, one >= 0, c_r, stride_r, EVEN, False)
-            b_g = gather(grad_ptr, one, one >= 0, c_g, stride_g, EVEN, False)
+            b_row = LOAD_ROW(targets, one, one >= 0, EVEN, False)
+            b_g = gather(grads, one, one >= 0, EVEN, False)
             b_g = tl.reshape(b_g, [1, 1, BLOCK_H, BLOCK_C]).to(tl.float32)
             p_state = state_ptr + (row * HEADS + o_h) * 4  # [BLOCK_H]
             b_m = tl.load(p_state, mask=m_h, other=0.0)
@@ -211,9 +217,8 @@ def attention_rows_backward(
                 tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
-            values, operands = (value_ptr, c_v, stride_v), (col_ptr, c_k, stride_c)
             state = (b_m, b_il, delta)
-            context = (edges, values, operands, state, b_row, b_g, o_h, scale)
+            context = (edges, values, sources, state, b_row, b_g, o_h, scale)
             carry = walk(
                 carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
             )

@@ -116,7 +116,6 @@ def load_state(
     ptr,
     idx,
     m_x,
-    o_h,
     HEADS: tl.constexpr,
     EVEN: tl.constexpr,
     MASKED: tl.constexpr,
@@ -124,9 +123,9 @@ def load_state(
     BLOCK_H: tl.constexpr,
 ):
     """What `attention_prepare` packed: m, 1 / l, delta and the operand, [E, H] each."""
-    first = tl.program_id(1) * (BLOCK_H * 4)
-    o = first + tl.arange(0, BLOCK_H * 4)  # four numbers to each head
-    x = gather(ptr, idx, m_x, (o, o < HEADS * 4), HEADS * 4, EVEN, MASKED)
+    # Four numbers to each head.
+    o = tl.program_id(1) * (BLOCK_H * 4) + tl.arange(0, BLOCK_H * 4)
+    x = gather((ptr, o, o < HEADS * 4, HEADS * 4), idx, m_x, EVEN, MASKED)
     even, odd = tl.split(tl.reshape(x, [BLOCK_E, BLOCK_H, 2, 2]))
     b_m, delta = tl.split(even)
     b_il, b_row = tl.split(odd)

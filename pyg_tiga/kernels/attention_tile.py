@@ -51,19 +51,35 @@ def load_rows(ptr, idx, m_x, o_h, m_h, o_c, m_c, stride_n, stride_h):
 
 
 @triton.jit
-def columns_of(
-    i_h, i_c, heads, stride_h, H: tl.constexpr, N: tl.constexpr, C: tl.constexpr
+def table_of(
+    ptr,
+    stride_n,
+    stride_h,
+    i_h,
+    i_c,
+    DENSE: tl.constexpr,
+    HEADS: tl.constexpr,
+    N: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
 ):
-    """Offsets of a slice [H, C] of the columns of a row [heads, N], and which exist."""
+    """A table of node rows [HEADS, N], of which a slice [H, C] is read.
+
+    That is its pointer, offsets of the columns and which of them exist, [H * C], and
+    the distance of its rows. `DENSE` rows follow one another: their strides are known.
+    """
     o = tl.arange(0, H * C)
     head, channel = i_h * H + o // C, i_c * C + o % C
-    return head * stride_h + channel, (head < heads) & (channel < N)
+    m_f = (head < HEADS) & (channel < N)
+    if DENSE:
+        return ptr, head * N + channel, m_f, HEADS * N
+    return ptr, head * stride_h + channel, m_f, stride_n
 
 
 @triton.jit
-def gather(ptr, idx, m_x, columns, stride, EVEN: tl.constexpr, MASKED: tl.constexpr):
-    """Columns of the rows `idx` of a table, [X, F], 0 where masked."""
-    o_f, m_f = columns
+def gather(table, idx, m_x, EVEN: tl.constexpr, MASKED: tl.constexpr):
+    """The slice of rows `idx` of a table (see `table_of`), [X, F]; 0 where masked."""
+    ptr, o_f, m_f, stride = table
     p = (ptr + o_f)[None, :] + (idx.to(tl.int64) * stride)[:, None]
     if MASKED:
         if EVEN:

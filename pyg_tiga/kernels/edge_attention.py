@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from pyg_tiga.kernels.attention_merge import safe_maximum, store_row
-from pyg_tiga.kernels.attention_tile import columns_of, gather, load_tile, walk
+from pyg_tiga.kernels.attention_tile import gather, load_tile, table_of, walk
 from pyg_tiga.kernels.units import load_units
 
 
@@ -47,17 +47,15 @@ def _add_tile(
     C: tl.constexpr = TILE[5]
     K: tl.constexpr = TILE[6]
     b_m, b_l, seen, acc, b_sum, positive = carry
-    edges, values, operands, b_row, o_h, scale = context
-    value_ptr, c_v, stride_v = values
-    col_ptr, c_k, stride_c = operands
+    edges, values, sources, b_row, o_h, scale = context
     j, m_e, m_loop, live, term, kept = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
     m_x = m_e | m_loop
     # The scores come first: what stands in few numbers must not be laid out like the
     # values, and the compiler lays out by the load that it meets last.
-    b_col = LOAD_COL(col_ptr, j, m_x, c_k, stride_c, EVEN, TAIL)
-    b_v = gather(value_ptr, j, m_x, c_v, stride_v, EVEN, TAIL).to(tl.float32)
+    b_col = LOAD_COL(sources, j, m_x, EVEN, TAIL)
+    b_v = gather(values, j, m_x, EVEN, TAIL).to(tl.float32)
     b_v = tl.reshape(b_v, [U, S, H, C])
     if VECTOR:
         b_col, term = tl.reshape(b_col, [U, S, H, K]), tl.reshape(term, [U, S, H])
@@ -166,33 +164,24 @@ def attention_rows(
     CHOICES: tl.constexpr = (LOAD_COL, SCORE, VECTOR, SAVE_POSITIVE, EDGES, TILE)
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h, i_c = tl.program_id(1), tl.program_id(2)
-    if DENSE:
-        stride_v, stride_c = HEADS * CHANNELS, HEADS * WIDTH
-        stride_r = stride_c
-        c_v = columns_of(
-            tl.program_id(1),
-            tl.program_id(2),
-            HEADS,
-            CHANNELS,
-            BLOCK_H,
-            CHANNELS,
-            BLOCK_C,
-        )
-        c_k = columns_of(i_h, 0, HEADS, WIDTH, BLOCK_H, WIDTH, BLOCK_K)
-        c_r = c_k
-    else:
-        stride_v, stride_c, stride_r = stride_vn, stride_cn, stride_rn
-        c_v = columns_of(
-            tl.program_id(1),
-            tl.program_id(2),
-            HEADS,
-            stride_vh,
-            BLOCK_H,
-            CHANNELS,
-            BLOCK_C,
-        )
-        c_k = columns_of(i_h, 0, HEADS, stride_ch, BLOCK_H, WIDTH, BLOCK_K)
-        c_r = columns_of(i_h, 0, HEADS, stride_rh, BLOCK_H, WIDTH, BLOCK_K)
+    values = table_of(
+        value_ptr,
+        stride_vn,
+        stride_vh,
+        i_h,
+        i_c,
+        DENSE,
+        HEADS,
+        CHANNELS,
+        BLOCK_H,
+        BLOCK_C,
+    )
+    sources = table_of(
+        col_ptr, stride_cn, stride_ch, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
+    )
+    targets = table_of(
+        row_ptr, stride_rn, stride_rh, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
+    )
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     o_c = i_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     m_h, m_c = o_h < HEADS, o_c < CHANNELS
@@ -209,7 +198,7 @@ def attention_rows(
             held = row.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (row < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
-            b_row = LOAD_ROW(row_ptr, one, one >= 0, c_r, stride_r, EVEN, False)
+            b_row = LOAD_ROW(targets, one, one >= 0, EVEN, False)
             if VECTOR:
                 b_row = tl.reshape(b_row, [1, 1, BLOCK_H, BLOCK_K])
             else:
@@ -223,8 +212,7 @@ def attention_rows(
                 tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
-            values, operands = (value_ptr, c_v, stride_v), (col_ptr, c_k, stride_c)
-            context = (edges, values, operands, b_row, o_h, scale)
+            context = (edges, values, sources, b_row, o_h, scale)
             carry = walk(
                 carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
             )

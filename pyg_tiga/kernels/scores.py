@@ -40,11 +40,9 @@ class Score(NamedTuple):
 
 
 @triton.jit
-def load_operand(
-    ptr, idx, m_x, columns, stride, EVEN: tl.constexpr, MASKED: tl.constexpr
-):
+def load_operand(table, idx, m_x, EVEN: tl.constexpr, MASKED: tl.constexpr):
     """Operands of nodes in float32, [X, H * K], 0 where masked."""
-    return gather(ptr, idx, m_x, columns, stride, EVEN, MASKED).to(tl.float32)
+    return gather(table, idx, m_x, EVEN, MASKED).to(tl.float32)
 
 
 @triton.jit
@@ -73,15 +71,15 @@ def additive_slope(aux, scale):
 
 
 @triton.jit
-def additive_vjp(grad, row, col, aux, scale):
-    """Both operands enter the pre-activation with weight 1."""
+def additive_vjp_term(grad, aux, scale):
+    """The term enters the pre-activation with weight 1."""
     return tl.where(aux > 0, grad, grad * scale)
 
 
 @triton.jit
-def additive_vjp_term(grad, aux, scale):
-    """And so does the term."""
-    return tl.where(aux > 0, grad, grad * scale)
+def additive_vjp(grad, row, col, aux, scale):
+    """And so do both operands."""
+    return additive_vjp_term(grad, aux, scale)
 
 
 ADDITIVE = Score(
