@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,21 @@ def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Attention by our kernels alone, with hubs of the rows longer than a piece."""
+    from pyg_tiga import planner
+    from pyg_tiga.planner import dispatch
+    from pyg_tiga.problem import Schedule
+
+    chosen = Schedule(rows=2, edges=4, slice=16, warps=1, chunk=64)
+    monkeypatch.setattr(dispatch, "default_schedule", lambda problem: chosen)
+    dispatch._plan.cache_clear()
+    with planner.pin("triton"):
+        yield
+    dispatch._plan.cache_clear()
 
 
 @pytest.fixture

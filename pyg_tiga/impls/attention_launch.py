@@ -167,12 +167,11 @@ def walk_arguments(
         grad: Form of the result's gradient, where it is read.
     """
     options = form.options
-    strides = {} if grad is None else {"stride_gn": grad.stride_n}
-    strides |= {} if grad is None else {"stride_gh": grad.stride_h}
-    pointers = {} if rows.perm is None else {"perm_ptr": rows.perm}
+    present: dict[str, Any] = {} if rows.perm is None else {"perm_ptr": rows.perm}
+    if grad is not None:
+        present |= {"stride_gn": grad.stride_n, "stride_gh": grad.stride_h}
     return {
-        **pointers,
-        **strides,
+        **present,
         "ptr_ptr": rows.ptr,
         "index_ptr": rows.index,
         "item_row_ptr": items.row,

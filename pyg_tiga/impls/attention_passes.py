@@ -77,6 +77,7 @@ class PreparePass:
         # A sum over rows holds all channels of a head.
         block_c = power_of_2(channels)
         block_c = min(block_c, 128) if sums is None else block_c
+        # Three tables are read at once: half as much of each as where there is one.
         most = NODE_ELEMENTS if sums is None else SUM_ELEMENTS // 2
         block_h = min(power_of_2(heads), max(1, NODE_ELEMENTS // block_c))
         block_n = max(1, most // (block_c * block_h))
@@ -108,11 +109,10 @@ class PreparePass:
         }
         grid = (programs, -(-heads // block_h))
         kernel = attention_prepare
+        limits = (2, 0) if sums is None else (SUM_WARPS, _SUM_REGISTERS)
         # Called with what is in no room in the order of `names`, and with the rooms.
-        warps = 2 if sums is None else SUM_WARPS
         varying = (*outside(names, rooms), *rooms)
-        rest = (rows.index, warps, 0 if sums is None else _SUM_REGISTERS)
-        self.launch = Prepared(kernel, grid, arguments, varying, *rest)
+        self.launch = Prepared(kernel, grid, arguments, varying, rows.index, *limits)
 
 
 class ColumnsPass:

@@ -119,7 +119,7 @@ def _largest_scores(
     """Largest score of each row, ``[H, N_dst]``; 0 without edges."""
     rises = options.scale >= 0 and heads.term is None and heads.loop_term is None
     if rises:
-        m = _largestby_nodes(edges, heads, options)
+        m = _largest_by_nodes(edges, heads, options)
     else:
         m = torch.stack(
             [
@@ -130,7 +130,7 @@ def _largest_scores(
     return m.masked_fill_(empty, 0.0)
 
 
-def _largestby_nodes(edges: Edges, heads: Heads, options: Options) -> Tensor:
+def _largest_by_nodes(edges: Edges, heads: Heads, options: Options) -> Tensor:
     """Scores rise with the source's part: the largest part gives the largest score."""
     part = edges.largest_neighbour(heads.col.t().contiguous())
     part = part.t().contiguous()  # [H, N_dst]

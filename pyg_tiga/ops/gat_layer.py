@@ -24,7 +24,7 @@ from pyg_tiga.impls.triton_gat import (
 )
 from pyg_tiga.ops import attention
 from pyg_tiga.ops.bodies import remember_plan
-from pyg_tiga.ops.eager import apply_function
+from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.planner import Plan, pinned
 from pyg_tiga.relation.graph import Graph
 
@@ -84,14 +84,7 @@ def gat_layer(
     Returns:
         The output; None where the steps have to run one by one.
     """
-    lin, att_src, att_dst, bias = weights
-    trains = torch.is_grad_enabled() and (
-        x.requires_grad
-        or lin.requires_grad
-        or att_src.requires_grad
-        or att_dst.requires_grad
-        or (bias is not None and bias.requires_grad)
-    )
+    trains = wants_grad(x, *weights)
     run = _run_of(graph, x, weights, options, trains)
     if run is None:
         return None

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyg_tiga import functional, planner, reference_attention
+from pyg_tiga import functional, reference_attention
 from pyg_tiga.impls import triton_attention, triton_attention_backward
 from pyg_tiga.impls.attention_types import Operands, Options, Wanted
 from pyg_tiga.kernels import scores
@@ -26,18 +24,7 @@ from pyg_tiga.testing import (
 )
 from tests.attention_checks import HUBS, NAMES, check, draw, run
 
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Only our kernels, with hubs of the rows longer than a piece."""
-    from pyg_tiga.planner import dispatch
-
-    chosen = Schedule(rows=2, edges=4, slice=16, warps=1, chunk=64)
-    monkeypatch.setattr(dispatch, "default_schedule", lambda problem: chosen)
-    dispatch._plan.cache_clear()
-    with planner.pin("triton"):
-        yield
-    dispatch._plan.cache_clear()
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (1, 16), (3, 5), (2, 33)])

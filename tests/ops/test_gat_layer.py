@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from pyg_tiga import planner, testing
+from pyg_tiga import testing
 from pyg_tiga.nn import GATConv
 from pyg_tiga.ops import gat_layer
-from pyg_tiga.problem import Schedule
 
 PARAMETERS = ("att_src", "att_dst", "bias", "lin.weight")
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Only our kernels, with hubs of the rows longer than a piece."""
-    from pyg_tiga.planner import dispatch
-
-    chosen = Schedule(rows=2, edges=4, slice=16, warps=1, chunk=64)
-    monkeypatch.setattr(dispatch, "default_schedule", lambda problem: chosen)
-    dispatch._plan.cache_clear()
-    with planner.pin("triton"):
-        yield
-    dispatch._plan.cache_clear()
+pytestmark = pytest.mark.usefixtures("small_pieces")
 
 
 @pytest.fixture
