@@ -94,6 +94,14 @@ def fixed_seed() -> None:
 
 
 @pytest.fixture
+def as_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uninitialised memory as PyTorch gives it: to fill it would be timed."""
+    for owner, names in ((torch, EMPTY_FACTORIES), (torch.Tensor, EMPTY_METHODS)):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+
+
+@pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Attention by our kernels alone, with hubs of the rows longer than a piece."""
     from pyg_tiga import planner

@@ -253,4 +253,10 @@ def _may_differentiate(inputs: tuple[Tensor | None, ...]) -> bool:
     An exported program is mostly for inference, though its parameters want gradients;
     trained, it hands over.
     """
-    return wants_grad(*inputs) and not torch.compiler.is_exporting()
+    return wants_grad(*inputs) and not _is_exporting()
+
+
+@torch.compiler.assume_constant_result
+def _is_exporting() -> bool:
+    """Asked outside of Dynamo: PyTorch 2.11's takes all it records for exports."""
+    return torch.compiler.is_exporting()

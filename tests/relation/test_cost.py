@@ -35,6 +35,7 @@ def side_by_side(*calls):
     ("num_nodes", "num_edges"), [(169_343, 2_315_598), (232_965, 114_615_892)]
 )
 @pytest.mark.parametrize("mode", ["sync", "deferred"])
+@pytest.mark.usefixtures("as_shipped")
 def test_building_costs_no_more_than_a_sort(monkeypatch, mode, num_nodes, num_edges):
     monkeypatch.setenv("PYG_TIGA_VALIDATE", mode)
     edge_index = torch.randint(num_nodes, (2, num_edges), device="cuda")
