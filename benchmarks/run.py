@@ -24,6 +24,7 @@ from benchmarks.report import target_table
 from benchmarks.suites import SUITES
 from benchmarks.tables import base_table, comparison_table, failures_table
 from benchmarks.targets import TARGETS
+from pyg_tiga import native
 
 log = logging.getLogger("benchmarks")
 
@@ -121,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     device = torch.device(options.device)
     names = list(SUITES) if options.all else options.suite
+    if device.type == "cuda" and not native.wait():
+        log.warning("no compiled host code: steps run from Python")
     # CUDA graphs collect garbage at each capture: what is loaded by now need not
     # be walked every time.
     gc.freeze()

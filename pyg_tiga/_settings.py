@@ -41,11 +41,14 @@ class Settings:
         validate: `"sync"` reads the index check of a new relation at once,
             `"deferred"` at the relation's next use.
         strict: Raise where a layer would fall back to its parent's path.
+        native: `"auto"` compiles the host code of fused layers in the background,
+            `"wait"` waits for it, `"off"` leaves all of it to Python.
         data: Folder of real data sets for the tests and the example.
     """
 
     validate: str = _choice("sync", "deferred")
     strict: bool = _flag(False)
+    native: str = _choice("auto", "wait", "off")
     data: Path | None = field(default=None, metadata={"parse": _path})
 
     @classmethod

@@ -27,6 +27,9 @@ def test_defaults():
         ("PYG_TIGA_VALIDATE", "deferred", "validate", "deferred"),
         ("PYG_TIGA_STRICT", "0", "strict", False),
         ("PYG_TIGA_STRICT", "1", "strict", True),
+        ("PYG_TIGA_NATIVE", "auto", "native", "auto"),
+        ("PYG_TIGA_NATIVE", "wait", "native", "wait"),
+        ("PYG_TIGA_NATIVE", "off", "native", "off"),
         ("PYG_TIGA_DATA", "some/folder", "data", Path("some/folder")),
         ("PYG_TIGA_DATA", "~", "data", Path.home()),
     ],
@@ -42,6 +45,7 @@ def test_reads_the_variable(monkeypatch, variable, text, name, value):
         ("PYG_TIGA_VALIDATE", "never", "'sync' or 'deferred'"),
         ("PYG_TIGA_VALIDATE", "SYNC", "'sync' or 'deferred'"),
         ("PYG_TIGA_STRICT", "yes", "'0' or '1'"),
+        ("PYG_TIGA_NATIVE", "0", "'auto' or 'wait' or 'off'"),
     ],
 )
 def test_malformed_value_names_variable_allowed_and_got(

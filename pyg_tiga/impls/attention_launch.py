@@ -13,19 +13,18 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls.attention_types import Operands, Options, State
-from pyg_tiga.impls.launch import Prepared, Room
+from pyg_tiga.impls.launch import Room
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
 MERGE_ITEMS = 8
-MERGE_WARPS = 4
-_MERGE_ELEMENTS = 4096
-_MOST_ITEMS = 128
+MERGE_WARPS = 1
+# Most long rows have a few pieces only, and there are many long rows.
+_MERGE_ELEMENTS = 512
+_MOST_ITEMS = 16
 NODE_ELEMENTS = 1024
-# Sums over all nodes have few programs: each has many loads in flight.
-SUM_ELEMENTS = 4096
-SUM_WARPS = 8
+SUM_WARPS = 4
 _MOST_CHANNELS = 256
 _WARP = 32
 _VECTOR = 16  # bytes
@@ -141,11 +140,6 @@ def outside(names: Iterable[str], rooms: tuple[Room, ...]) -> tuple[str, ...]:
     """The names that have no place in any room."""
     placed = {name for room in rooms for name in room.places}
     return tuple([name for name in names if name not in placed])
-
-
-def new_room(like: Tensor, room: Room) -> tuple[Tensor, ...]:
-    """The buffer of a room, or none for an empty one."""
-    return (like.new_empty(room.size, dtype=torch.float32),) if room.size else ()
 
 
 def walk_arguments(
@@ -276,27 +270,6 @@ def merge_blocks(blocks: Blocks) -> dict[str, int]:
 def walk_programs(rows: Grouping, items: WorkItems, schedule: Schedule) -> int:
     """Programs along the first axis of a walk."""
     return -(-(rows.num_rows + items.num_items) // schedule.rows)
-
-
-def merge_sums(rows: Grouping, items: WorkItems, width: int) -> Prepared | None:
-    """Add up pieces [num_items, width] of long rows; called with them and the rows."""
-    from pyg_tiga.kernels.spmm import spmm_merge
-
-    if not items.num_hubs:
-        return None
-    block = min(power_of_2(width), 128)
-    arguments = {
-        "hub_row_ptr": items.hub_row,
-        "hub_ptr_ptr": items.hub_ptr,
-        "features": width,
-        "stride_out": width,
-        "HAS_ROW_SCALE": False,
-        "BLOCK_K": MERGE_ITEMS,
-        "BLOCK_F": block,
-    }
-    grid = (items.num_hubs, -(-width // block))
-    varying = ("partial_ptr", "out_ptr")
-    return Prepared(spmm_merge, grid, arguments, varying, rows.index)
 
 
 def found(graph: Graph, key: tuple[Any, ...], make: Callable[..., Pass]) -> Pass:

@@ -10,15 +10,12 @@ from torch import Tensor
 from pyg_tiga.impls.attention_launch import (
     MERGE_WARPS,
     NODE_ELEMENTS,
-    SUM_ELEMENTS,
     SUM_WARPS,
     Blocks,
     Form,
     Operand,
     has_slope,
     merge_blocks,
-    merge_sums,
-    new_room,
     operand_names,
     outside,
     score_functions,
@@ -28,12 +25,14 @@ from pyg_tiga.impls.attention_launch import (
     walk_programs,
 )
 from pyg_tiga.impls.launch import Prepared, Room, room_of
+from pyg_tiga.impls.triton_sum import merge_sums, new_room
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
-# So few that all programs of a sum over the nodes run at once.
+# So few registers, and so many programs, that all of these run at once.
 _SUM_REGISTERS = 64
+_SUM_PROGRAMS = 1056
 
 
 class Sums(NamedTuple):
@@ -42,6 +41,11 @@ class Sums(NamedTuple):
     programs: int
     stride: int
     offset: int
+
+
+def prepare_programs(num_rows: int) -> int:
+    """Programs of a first pass that sums over all rows."""
+    return min(_SUM_PROGRAMS, num_rows)
 
 
 class PreparePass:
@@ -77,10 +81,8 @@ class PreparePass:
         # A sum over rows holds all channels of a head.
         block_c = power_of_2(channels)
         block_c = min(block_c, 128) if sums is None else block_c
-        # Three tables are read at once: half as much of each as where there is one.
-        most = NODE_ELEMENTS if sums is None else SUM_ELEMENTS // 2
         block_h = min(power_of_2(heads), max(1, NODE_ELEMENTS // block_c))
-        block_n = max(1, most // (block_c * block_h))
+        block_n = max(1, NODE_ELEMENTS // (block_c * block_h))
         rows = graph.rows()
         programs = -(-rows.num_rows // block_n) if sums is None else sums.programs
         names = ["grad_ptr", *state_names(positive), "state_ptr"]

@@ -10,6 +10,7 @@ pass plain addresses: of a tensor, Triton would ask the driver.
 from __future__ import annotations
 
 import functools
+import struct
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -21,6 +22,10 @@ _FLOAT = 4
 _LINE = 128 // _FLOAT  # of a cache, in float32 numbers
 _INT32 = 1 << 31
 _MOST = 8192
+_WARP = 32
+_POINTER = 8  # bytes
+# Triton passes two buffers behind a kernel's own parameters.
+_NO_SCRATCH = (0, 0)
 _NOTHING = nullcontext()
 
 
@@ -36,7 +41,7 @@ class _Compiled(NamedTuple):
         self, grid: tuple[int, int, int], stream: int, arguments: list[Any]
     ) -> None:
         """Launch it, past all that Triton does for profilers unless one listens."""
-        if _is_watched():
+        if is_watched():
             self.kernel[grid](*arguments, stream=stream)
             return
         nothing = (None, None, None)
@@ -69,6 +74,15 @@ def launch(
         constants: Constexprs.
         warps: Warps per program.
     """
+    index = tensors[0].get_device()
+    key = (id(kernel), warps, constants, index, widths)
+    compiled = _compiled.get((*key, *[tensor.dtype for tensor in tensors]))
+    if compiled is not None and is_current(index) and max(sizes, default=0) < _INT32:
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        if not _bits(pointers) % _ALIGNMENT:
+            arguments = [*pointers, *sizes, *widths, *constants]
+            compiled.fire((*grid, 1, 1)[:3], current_stream(index), arguments)
+            return
     Launcher(kernel, grid, sizes, constants, warps)(tensors, widths)
 
 
@@ -137,9 +151,9 @@ class Launcher:
         pointers = [tensor.data_ptr() for tensor in tensors]
         shared = None
         if index >= 0 and self._is_small and not _bits(pointers) % _ALIGNMENT:
-            dtypes = tuple([tensor.dtype for tensor in tensors])
+            dtypes = [tensor.dtype for tensor in tensors]
             kernel = (id(self._kernel), self._warps)
-            shared = (*kernel, constants, index, widths, dtypes)
+            shared = (*kernel, constants, index, widths, *dtypes)
         given = (tensors, (*sizes, *widths, *constants))
         options = {"num_warps": self._warps}
         with device_guard(index):
@@ -148,6 +162,10 @@ class Launcher:
             )
         if compiled is not None:
             self._known[key] = compiled
+
+
+class NotReplayed(Exception):
+    """A launch cannot be a step of compiled host code; says why."""
 
 
 class Room(NamedTuple):
@@ -249,9 +267,18 @@ class Prepared:
         self._compiled: _Compiled | None = None
         self._dtypes: tuple[torch.dtype, ...] = ()
 
-    def __call__(self, stream: int, *tensors: Tensor) -> None:
-        """Launch on a stream of the current device, which is that of the tensors."""
+    def __call__(self, stream: Any, *tensors: Any) -> None:
+        """Launch on a stream of the current device, which is that of the tensors.
+
+        Instead of a stream there may be steps that are recorded, see `replay`.
+
+        Raises:
+            NotReplayed: The launch cannot be a step.
+        """
         compiled = self._compiled
+        if type(stream) is not int:
+            self._record(stream, tensors)
+            return
         if compiled is None:
             self._launch_anew(tensors)
             return
@@ -272,11 +299,41 @@ class Prepared:
         if bits % _ALIGNMENT:
             self._launch_anew(tensors)
             return
-        if _is_watched():
+        if is_watched():
             compiled.fire(self._grid, stream, arguments)
             return
         _, run, function, metadata = compiled
         run(*self._grid, stream, function, metadata, None, None, None, *arguments)
+
+    def _record(self, steps: Any, slots: tuple[Any, ...]) -> None:
+        """Make the launch a step."""
+        compiled = self._compiled
+        if compiled is None:
+            raise NotReplayed("operands are not aligned")
+        _check_plain(compiled)
+        sources = [
+            (parameter, slot.place, 0)
+            for parameter, slot in zip(self._slots, slots)  # noqa: B905
+        ]
+        for room, slot in zip(self._rooms, slots[len(self._slots) :], strict=True):
+            sources += [(parameter, slot.place, place) for parameter, place in room]
+        # Parameters of a value that is compiled in are not passed.
+        kinds = list(compiled.kernel.src.signature.values())
+        passed = [i for i, kind in enumerate(kinds) if kind != "constexpr"]
+        words = [_word(self._template[i], kinds[i]) for i in passed]
+        warps, _, shared = compiled.metadata[:3]
+        reason = steps.kernel(
+            compiled.function,
+            self._grid,
+            _WARP * warps,
+            shared,
+            [*words, *_NO_SCRATCH],
+            [_size(kinds[i]) for i in passed] + [_POINTER] * len(_NO_SCRATCH),
+            [(passed.index(i), place, offset) for i, place, offset in sources],
+            True,
+        )
+        if reason is not None:
+            raise NotReplayed(reason)
 
     def _fixed_bits(self) -> int:
         slots = {*self._slots, *[slot for room in self._rooms for slot, _ in room]}
@@ -349,6 +406,33 @@ def _launch_shared(
     return compiled
 
 
+def _check_plain(compiled: _Compiled) -> None:
+    """Whether a kernel needs nothing but its parameters.
+
+    Raises:
+        NotReplayed: It needs more.
+    """
+    run = compiled.run
+    more = ("global_scratch_size", "profile_scratch_size")
+    more += ("launch_cooperative_grid", "launch_pdl")
+    if compiled.metadata[1] != 1 or any(getattr(run, name, True) for name in more):
+        raise NotReplayed("a kernel needs more than a plain launch")
+
+
+def _size(kind: str) -> int:
+    """Bytes of a parameter of one of Triton's types."""
+    return _POINTER if kind[0] == "*" else max(1, int(kind.lstrip("fpiu")) // 8)
+
+
+def _word(value: float, kind: str) -> int:
+    """A parameter as the lowest bytes of a 64-bit number."""
+    if kind in ("fp32", "f32"):
+        return int.from_bytes(struct.pack("<f", value), "little")
+    if kind[0] == "*" or kind[0] in "iu":
+        return int(value) % (1 << 64)
+    raise NotReplayed(f"a parameter is of type '{kind}'")
+
+
 def current_stream(index: int) -> int:
     """The current stream of a device as a number; 0 on the CPU."""
     return torch._C._cuda_getCurrentRawStream(index) if index >= 0 else 0
@@ -375,7 +459,7 @@ def _bits(addresses: Any) -> int:
     return functools.reduce(int.__or__, addresses, 0)
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether a profiler listens to Triton's launches."""
     runtime = _runtime()
     enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook

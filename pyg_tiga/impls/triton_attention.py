@@ -16,7 +16,6 @@ from pyg_tiga.impls.attention_launch import (
     given,
     laid_out,
     merge_blocks,
-    new_room,
     new_state,
     operand_names,
     outside,
@@ -36,6 +35,7 @@ from pyg_tiga.impls.launch import (
     room_of,
 )
 from pyg_tiga.impls.triton_spmm import missing
+from pyg_tiga.impls.triton_sum import new_room
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph

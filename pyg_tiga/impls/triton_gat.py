@@ -6,7 +6,7 @@ made once for a relation and allocates and launches at every call.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from pyg_tiga.impls.attention_passes import (
     ColumnsPass,
     PreparePass,
     Sums,
+    prepare_programs,
 )
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.impls.launch import Room, current_stream, room_of
+from pyg_tiga.impls.launch import Room, room_of
+from pyg_tiga.impls.replay import Replay, empty_like, linear, part
 from pyg_tiga.impls.triton_attention import RowsPass
 from pyg_tiga.impls.triton_nodes import (
     PartialsPass,
@@ -78,17 +80,12 @@ class Layer(NamedTuple):
         return room_of(sizes)
 
 
-class Parameters(NamedTuple):
-    """Parameters and dropout's seed, as the kernels take them."""
-
-    att_src: Tensor  # [1, H, C]
-    att_dst: Tensor  # [1, H, C]
-    bias: tuple[Tensor, ...]  # [H * C], if it is added in the kernels
-    seed: tuple[Tensor, ...]  # [1], if anything is dropped
-
-
 class GatForward:
-    """From projected nodes to the layer's output, as far as the kernels form it.
+    """From features to the layer's output, as far as the kernels form it.
+
+    Called with features, the projection, both attention vectors, the bias if the
+    kernels add it, and dropout's seed if anything is dropped. Gives the output, what is
+    kept besides, P if it stands apart, and projected nodes.
 
     Args:
         graph: The relation.
@@ -102,43 +99,59 @@ class GatForward:
         kept = layer.kept(graph.num_dst)
         self._kept = kept.size
         self._is_apart = layer.positive and "positive_ptr" not in kept.places
+        self._adds_bias = layer.adds_bias
         dtypes = (dtype, dtype, dtype)
         self._scores = ScoresPass(graph, shape, dtypes, True, (kept,)).launch
         made = (layer.form(), dtype, layer.positive, dtype if layer.adds_bias else None)
         self._rows = RowsPass(graph, schedule, *made, (kept,))
+        self.run = Replay(self._run)
 
-    def __call__(
-        self, values: Tensor, parameters: Parameters
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Launch; gives the output, what is kept besides, and P if it stands apart."""
-        stream = current_stream(values.get_device())
-        out = torch.empty_like(values)
+    def _run(
+        self,
+        stream: Any,
+        x: Tensor,  # [N, F_in]
+        lin: Tensor,  # [H * C, F_in]
+        att_src: Tensor,  # [1, H, C]
+        att_dst: Tensor,  # [1, H, C]
+        *rest: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        values = linear(x, lin)  # [N, H * C]
+        out = empty_like(values)
         kept = values.new_empty(self._kept, dtype=torch.float32)
-        positive = torch.empty_like(values) if self._is_apart else None
+        positive = empty_like(values) if self._is_apart else None
         state = (out,) if positive is None else (out, positive)
-        att_src, att_dst, bias, seed = parameters
+        num_bias = int(self._adds_bias)
+        bias, seed = rest[:num_bias], rest[num_bias:]
         self._scores(stream, values, att_src, att_dst, kept)
         self._rows(stream, (values, *seed), state, bias, kept)
-        return out, kept, positive
+        return out, kept, positive, values
 
 
 class Needs(NamedTuple):
-    """Which gradients a backward forms: of values, of attention vectors, of a bias."""
+    """Which gradients a backward forms."""
 
-    values: bool
-    vectors: bool
+    x: bool
+    lin: bool
+    att_src: bool
+    att_dst: bool
     bias: bool
 
 
 class GatBackward:
-    """Gradients of projected nodes and parameters.
+    """Gradients of projected nodes and parameters, and of what they were made of.
+
+    `run` is called with the output's gradient ``[N, H * C]``, projected nodes, output,
+    what is kept, P if it stands apart or None, both vectors, bias and seed as the
+    forward; it gives the gradients of projected nodes, of both vectors and of the
+    bias. `products` makes of the first, features and projection the gradients of these
+    two. They are apart so that all that a forward kept can be freed between them.
 
     Args:
         graph: The relation.
         schedule: Launch choices.
         layer: The layer.
         stride: Stride of the rows of the output's gradient.
-        needs: Which gradients.
+        needs: Which gradients; the others are None.
     """
 
     def __init__(
@@ -151,63 +164,91 @@ class GatBackward:
     ) -> None:
         heads, channels, dtype = layer.heads, layer.channels, layer.dtype
         shape = (graph.num_dst, heads, channels)
-        self._needs = needs
-        self._walks = needs.values or needs.vectors
-        kinds = (2 if needs.vectors else 0) + needs.bias
-        self._shape = (kinds, 1, heads, channels)
-        size, programs = heads * channels, sum_programs(shape)
-        made = _made(graph.num_dst * heads, programs * kinds * size)
+        self._needs, self._layer = needs, layer
+        vectors = needs.att_src or needs.att_dst
+        kinds = (2 if vectors else 0) + needs.bias
+        self._shape = (kinds, heads, channels)
+        size, stride_p = heads * channels, kinds * heads * channels
+        programs = (sum_programs(shape), prepare_programs(graph.num_dst))
+        made = _made(graph.num_dst * heads, max(programs) * stride_p)
         self._made = made.size
         rooms = (layer.kept(graph.num_dst), made)
         grad, form = Operand(dtype, stride, channels), layer.form()
         bias = dtype if layer.adds_bias else None
         sums = None
         if needs.bias:
-            sums = Sums(programs, kinds * size, (kinds - 1) * size)
+            sums = Sums(programs[1], stride_p, stride_p - size)
         rest = (form.row, layer.options.scale, True, bias, sums, rooms)
         self._prepare = PreparePass(graph, (heads, channels), grad, *rest).launch
-        if self._walks:
+        self._columns = self._scores = self._total = None
+        if vectors or needs.x or needs.lin:
             rest = ((False, False), (dtype, dtype), rooms)
             self._columns = ColumnsPass(graph, schedule, form, grad, *rest)
-        if needs.vectors:
-            rest = (True, programs, kinds * size, (made,))
+        if vectors:
+            rest = (True, programs[0], stride_p, (made,))
             self._scores = ScoresBackwardPass(graph, shape, dtype, *rest).launch
         if kinds:
-            total = PartialsPass(graph, programs, kinds * size, (made,))
+            split = 2 * size if vectors else 0
+            total = PartialsPass(graph, programs, split, stride_p, (made,))
             self._total = total.launch
+        self.run = Replay(self._run)
+        self.products = Replay(self._multiply)
 
-    def __call__(
+    def _run(
         self,
-        grad: Tensor,  # [N, H * C]
-        values: Tensor,  # [N, H * C]
-        out: Tensor,  # [N, H * C]
+        stream: Any,
+        grad: Tensor,
+        values: Tensor,
+        out: Tensor,
         kept: Tensor,
-        positive: Tensor | None,  # [N, H * C]
-        parameters: Parameters,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Launch; gives the gradients of values, and of those parameters that need one.
-
-        The latter are in one float32 tensor ``[kinds, 1, H, C]``: of both vectors, if
-        these need any, then of the bias.
-        """
-        stream = current_stream(grad.get_device())
+        positive: Tensor | None,
+        att_src: Tensor,
+        att_dst: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor | None, ...]:
         made = grad.new_empty(self._made, dtype=torch.float32)
         rooms = (kept, made)
-        att_src, att_dst, bias, seed = parameters
+        num_bias = int(self._layer.adds_bias)
+        bias, seed = rest[:num_bias], rest[num_bias:]
         state = (out,) if positive is None else (out, positive)
         self._prepare(stream, grad, *state, *bias, *rooms)
-        grad_values = total = None
-        if self._walks:
-            grad_values = torch.empty_like(values)
+        grad_values = None
+        if self._columns is not None:
+            grad_values = empty_like(values)
             operands, vectors = (values, *seed), (att_src, att_dst)
             results = (grad_values,)
             self._columns(stream, operands, (grad,), results, (), vectors, *rooms)
-        if self._needs.vectors:
+        if self._scores is not None:
             self._scores(stream, values, made)
-        if self._shape[0]:
-            total = made.new_empty(self._shape)
-            self._total(stream, total, made)
-        return grad_values, total
+        return grad_values, *self._parameters(stream, made)
+
+    def _parameters(self, stream: Any, made: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of both vectors and of the bias, from their partial sums."""
+        if self._total is None:
+            return None, None, None
+        total = made.new_empty(self._shape)
+        self._total(stream, total, made)
+        dtype = self._layer.dtype
+        total = total if dtype is torch.float32 else total.to(dtype)
+        needs, (kinds, heads, channels) = self._needs, self._shape
+        shape, flat = (1, heads, channels), (heads * channels,)
+        return (
+            part(total, 0, shape) if needs.att_src else None,
+            part(total, 1, shape) if needs.att_dst else None,
+            part(total, kinds - 1, flat) if needs.bias else None,
+        )
+
+    def _multiply(
+        self,
+        stream: Any,
+        grad: Tensor,  # [N, H * C]
+        x: Tensor,  # [N, F_in]
+        lin: Tensor,  # [H * C, F_in]
+    ) -> tuple[Tensor | None, ...]:
+        return (
+            grad.mm(lin) if self._needs.x else None,
+            grad.t().mm(x) if self._needs.lin else None,
+        )
 
 
 def _made(scalar: int, sums: int) -> Room:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from pyg_tiga.impls.attention_launch import (
     NODE_ELEMENTS,
-    SUM_ELEMENTS,
     SUM_WARPS,
     found,
     outside,
@@ -16,8 +15,10 @@ from pyg_tiga.impls.launch import Prepared, Room, current_stream, device_guard
 from pyg_tiga.problem import power_of_2
 from pyg_tiga.relation.graph import Graph
 
-# Programs that share all nodes where each leaves a partial sum.
-_SUM_PROGRAMS = 512
+# Programs that share all nodes where each leaves a partial sum, and numbers that one
+# of them loads at once.
+_SUM_PROGRAMS = 528
+_SUM_ELEMENTS = 4096
 _SUM_COLUMNS = 256  # of a node in one program
 _PARTIALS, _WIDTH = 512, 16  # of a tile that adds them up
 
@@ -44,7 +45,7 @@ class ScoresPass:
         from pyg_tiga.kernels.node_scores import node_scores
 
         num_nodes, heads, channels = shape
-        blocks = _blocks(heads, channels, NODE_ELEMENTS, SUM_ELEMENTS)
+        blocks = _blocks(heads, channels, NODE_ELEMENTS, _SUM_ELEMENTS)
         arguments = {**_dimensions(shape), "SECOND": second, **blocks}
         grid = (
             -(-num_nodes // blocks["BLOCK_N"]),
@@ -83,7 +84,7 @@ class ScoresBackwardPass:
         from pyg_tiga.kernels.node_scores import node_scores_backward
 
         _, heads, channels = shape
-        blocks = _blocks(heads, channels, _SUM_COLUMNS, SUM_ELEMENTS)
+        blocks = _blocks(heads, channels, _SUM_COLUMNS, _SUM_ELEMENTS)
         arguments = {**_dimensions(shape), "stride_p": stride}
         arguments |= {"SECOND": second, **blocks}
         grid = (
@@ -103,19 +104,26 @@ class PartialsPass:
 
     Args:
         graph: A relation of the nodes.
-        programs: How many there are.
+        programs: How many there are of the first numbers, and of the others.
+        split: How many numbers are first.
         width: Numbers in each.
         rooms: The buffer in which they stand.
     """
 
     def __init__(
-        self, graph: Graph, programs: int, width: int, rooms: tuple[Room, ...] = ()
+        self,
+        graph: Graph,
+        programs: tuple[int, int],
+        split: int,
+        width: int,
+        rooms: tuple[Room, ...] = (),
     ) -> None:
         from pyg_tiga.kernels.node_scores import sum_partials
 
         block_w = min(power_of_2(width), _WIDTH)
         blocks = {"BLOCK_P": _PARTIALS, "BLOCK_W": block_w}
-        arguments = {"programs": programs, "width": width, **blocks}
+        counts = {"programs": programs[0], "others": programs[1], "split": split}
+        arguments = {**counts, "width": width, **blocks}
         grid = (-(-width // block_w),)
         names = (*outside(("sums_ptr", "out_ptr"), rooms), *rooms)
         absent = graph.rows().index
@@ -125,7 +133,7 @@ class PartialsPass:
 def sum_programs(shape: tuple[int, int, int]) -> int:
     """Programs of a sum over all nodes."""
     num_nodes, heads, channels = shape
-    blocks = _blocks(heads, channels, _SUM_COLUMNS, SUM_ELEMENTS)
+    blocks = _blocks(heads, channels, _SUM_COLUMNS, _SUM_ELEMENTS)
     return min(_SUM_PROGRAMS, max(1, -(-num_nodes // blocks["BLOCK_N"])))
 
 
@@ -185,6 +193,7 @@ def node_scores_backward(
         with device_guard(index):
             run = found(graph, ("scores_backward", *key), ScoresBackwardPass)
             run.launch(current_stream(index), x, *grads, part)
-            run = found(graph, ("partials", programs, stride), PartialsPass)
+            counts = ((programs, programs), stride, stride)
+            run = found(graph, ("partials", *counts), PartialsPass)
             run.launch(current_stream(index), part, out)
     return out

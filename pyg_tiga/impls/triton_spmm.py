@@ -10,6 +10,7 @@ from torch import Tensor
 from pyg_tiga import _features
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
 from pyg_tiga.impls.launch import Launcher, launch
+from pyg_tiga.impls.triton_sum import row_major, run_sum
 from pyg_tiga.problem import Problem, Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -34,55 +35,6 @@ class _Launches(NamedTuple):
 
     walk: Launcher
     merge: Launcher | None
-
-
-def _spmm(
-    problem: Problem,
-    schedule: Schedule,
-    graph: Graph,
-    x: Tensor,  # [N_src, F]
-    weight: Tensor | None,  # [E]
-) -> Tensor:
-    rows = graph.rows()
-    features = problem.features
-    out = x.new_empty(rows.num_rows, features, dtype=problem.out_dtype)
-    if out.numel() == 0:
-        return out
-    x = row_major(x)
-    row_scale = rows.degree_inv() if problem.normalize == "dst" else None
-    col_scale = graph.columns().degree_inv() if problem.normalize == "src" else None
-    if col_scale is not None and schedule.prescale:
-        x, col_scale = _scaled(x, col_scale), None
-    items = rows.work_items(schedule.chunk)
-    partial = _partial(items, out)
-    launches = graph.scratch.get(problem)
-    if launches is None:
-        flags = {
-            "HAS_WEIGHT": weight is not None,
-            "HAS_ROW_SCALE": row_scale is not None,
-            "HAS_COL_SCALE": col_scale is not None,
-        }
-        launches = _spmm_launches(problem, schedule, rows, items, flags)
-        graph.scratch[problem] = launches
-    weight = x if weight is None else _ordered(rows, weight)
-    tensors = (
-        x,
-        out,
-        partial,
-        rows.ptr,
-        rows.index,
-        weight,
-        x if row_scale is None else row_scale,
-        x if col_scale is None else col_scale,
-        items.row,
-        items.start,
-    )
-    # All others belong to the relation.
-    varying = (x, out, partial, weight)
-    launches.walk(tensors, (features, x.stride(0), out.stride(0)), varying)
-    if launches.merge is not None:
-        _merge_sums(launches.merge, items, partial, out, row_scale)
-    return out
 
 
 def _spmm_extremum(
@@ -208,19 +160,6 @@ def _sddmm(
     return out
 
 
-def _spmm_launches(
-    problem: Problem,
-    schedule: Schedule,
-    rows: Grouping,
-    items: WorkItems,
-    flags: dict[str, bool],
-) -> _Launches:
-    from pyg_tiga.kernels.spmm import spmm_rows
-
-    walk = _walk(spmm_rows, problem, schedule, rows, items, flags)
-    return _Launches(walk, _merge(problem, items, flags["HAS_ROW_SCALE"]))
-
-
 def _extremum_launches(
     problem: Problem, schedule: Schedule, rows: Grouping, items: WorkItems
 ) -> _Launches:
@@ -304,18 +243,6 @@ def _partial(items: WorkItems, out: Tensor) -> Tensor:
     return out.new_empty(items.num_items, out.size(1), dtype=torch.float32)
 
 
-def _ordered(rows: Grouping, weight: Tensor) -> Tensor:
-    """Edge weights in the order of the grouping: gathered once, not in every slice."""
-    if rows.perm is None:
-        return weight.contiguous()
-    return weight.index_select(0, rows.perm)
-
-
-def _scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """Rows of x times `scale`, computed in float32 and stored in the dtype of x."""
-    return torch.mul(x, scale.unsqueeze(1), out=torch.empty_like(x))
-
-
 def _programs(rows: Grouping, items: WorkItems, schedule: Schedule) -> int:
     return -(-(rows.num_rows + items.num_items) // schedule.rows)
 
@@ -332,13 +259,6 @@ def _blocks(schedule: Schedule) -> dict[str, int]:
     }
 
 
-def row_major(x: Tensor) -> Tensor:
-    """The tensor itself where its rows are contiguous, else a contiguous copy."""
-    if x.stride(1) == 1 or x.size(1) == 1:
-        return x
-    return x.contiguous()
-
-
 def _implementation(name: str, op: str, run: Any, **limits: Any) -> Implementation:
     supported = Limits(
         devices=("cuda", "cpu"), dtypes=FLOATS, min_capability=(8, 0), **limits
@@ -346,7 +266,7 @@ def _implementation(name: str, op: str, run: Any, **limits: Any) -> Implementati
     return Implementation(name, "triton", op, supported, run, missing, scheduled=True)
 
 
-SPMM = _implementation("triton", "spmm", _spmm)
+SPMM = _implementation("triton", "spmm", run_sum)
 SPMM_EXTREMUM = _implementation(
     "triton", "spmm_extremum", _spmm_extremum, weighted=False
 )

@@ -93,22 +93,28 @@ def node_scores_backward(
         tl.store(p_sums + size, tl.sum(second, axis=0), mask=m_hc)
 
 
-@triton.jit(do_not_specialize=["programs"])
+@triton.jit(do_not_specialize=["programs", "others", "split"])
 def sum_partials(
     sums_ptr,
     out_ptr,
     programs,
+    others,
+    split,
     width,
     BLOCK_P: tl.constexpr,
     BLOCK_W: tl.constexpr,
 ):
-    """Sums over all programs of what each of them stored, [width]."""
+    """Sums over all programs of what each of them stored, [width].
+
+    `programs` stored the first `split` numbers and `others` the rest.
+    """
     o_w = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
     m_w = o_w < width
+    stored = tl.where(o_w < split, programs, others)
     acc = tl.zeros([BLOCK_P, BLOCK_W], dtype=tl.float32)
-    for k in range(0, programs, BLOCK_P):
+    for k in range(0, tl.maximum(programs, others), BLOCK_P):
         o_p = k + tl.arange(0, BLOCK_P)
-        m = (o_p < programs)[:, None] & m_w[None, :]
+        m = (o_p[:, None] < stored[None, :]) & m_w[None, :]
         acc += tl.load(
             sums_ptr + o_p[:, None] * width + o_w[None, :], mask=m, other=0.0
         )

@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_tiga.impls.launch import device_guard, is_current
+from pyg_tiga.impls.triton_sum import LinearSum, LinearSumBackward, Needs
 from pyg_tiga.ops import bodies
 from pyg_tiga.ops.eager import EAGER, apply_function, wants_grad
 from pyg_tiga.ops.gradients import FLIPPED
+from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
 
 
@@ -53,11 +56,40 @@ def aggregate_linear(
 def _forward(
     graph: Graph, x: Tensor, x_dst: Tensor | None, maps: Maps, normalize: str
 ) -> tuple[Tensor, Tensor]:
-    aggregate = bodies.spmm(graph, x, None, normalize)
+    index = x.get_device()
+    if not is_current(index):
+        with device_guard(index):
+            return _forward(graph, x, x_dst, maps, normalize)
+    plan = bodies.remember_plan(bodies.spmm_plan(graph, x, None, normalize))
+    run = _found(graph, plan, x, "linear_sum", LinearSum)
+    if run is not None:
+        run.refresh()
+        return run.run(x, maps.left, maps.bias, x_dst, maps.right)
+    aggregate = plan.run(graph, x, None)
     out = F.linear(aggregate, maps.left, maps.bias)
     if x_dst is not None:
         out.addmm_(x_dst, maps.right.t())
     return aggregate, out
+
+
+def _found(
+    graph: Graph, plan: Plan, x: Tensor, name: str, make: Any, *first: Any
+) -> Any:
+    """What launches a sum of x and all around it, found again; None if nothing does."""
+    stride = x.stride(0)
+    key = (name, plan.problem, stride, *first)
+    known = graph.scratch
+    run = known.get(key)
+    if run is None and key not in known:
+        if (
+            plan.implementation.family == "triton"
+            and x.stride(1) == 1
+            and 0 not in (plan.problem.num_dst, plan.problem.features)
+        ):
+            run = make(*first, graph, plan.problem, plan.schedule, stride)
+            run = run if run.is_replayable else None
+        known[key] = run
+    return run
 
 
 class _AggregateLinear(torch.autograd.Function):
@@ -87,27 +119,43 @@ class _AggregateLinear(torch.autograd.Function):
         *inputs, aggregate = ctx.saved_tensors
         if torch.is_grad_enabled():
             return (*_twice(ctx, inputs, grad), None, None, None)
-        x, x_dst, left, _, right = inputs
-        needs, same = ctx.needs_input_grad, ctx.same
-        grad_x = grad_dst = None
-        if needs[0]:
-            flipped = FLIPPED[ctx.normalize]
-            grad_x = bodies.spmm(ctx.graph.reverse(), grad @ left, None, flipped)
-            if same:
-                grad_x.addmm_(grad, right)
-        if needs[1]:
-            grad_dst = grad @ right
-        turned = grad.t()
-        return (
-            grad_x,
-            grad_dst,
-            turned @ aggregate if needs[2] else None,
-            grad.sum(0) if needs[3] else None,
-            turned @ (x if same else x_dst) if needs[4] else None,
-            None,
-            None,
-            None,
+        return (*_backward(ctx, inputs, aggregate, grad), None, None, None)
+
+
+def _backward(
+    ctx: Any, inputs: list[Any], aggregate: Tensor | None, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    x, x_dst, left, _, right = inputs
+    needs, same, graph = ctx.needs_input_grad[:5], ctx.same, ctx.graph
+    grad_x = None
+    if needs[0]:
+        index = grad.get_device()
+        if not is_current(index):
+            with device_guard(index):
+                return _backward(ctx, inputs, aggregate, grad)
+        reverse, flipped = graph.reverse(), FLIPPED[ctx.normalize]
+        # Of a product of the shape and dtype of x, but rows that follow one another.
+        like = x if x.is_contiguous() else x.new_empty(1, x.size(1))
+        plan = bodies.spmm_plan(reverse, like, None, flipped)
+        first = (Needs(needs[0], needs[1], *needs[2:]), same)
+        run = _found(
+            reverse, plan, like, "linear_sum_backward", LinearSumBackward, *first
         )
+        if run is not None:
+            run.refresh()
+            found = run.run(grad, x, left, aggregate, x_dst, right)
+            return found
+        grad_x = bodies.spmm(reverse, grad @ left, None, flipped)
+        if same:
+            grad_x.addmm_(grad, right)
+    turned = grad.t()
+    return (
+        grad_x,
+        grad @ right if needs[1] else None,
+        turned @ aggregate if needs[2] else None,
+        grad.sum(0) if needs[3] else None,
+        turned @ (x if same else x_dst) if needs[4] else None,
+    )
 
 
 def _twice(ctx: Any, inputs: list[Any], grad: Tensor) -> list[Tensor | None]:

@@ -20,7 +20,6 @@ from pyg_tiga.impls.triton_gat import (
     GatForward,
     Layer,
     Needs,
-    Parameters,
 )
 from pyg_tiga.ops import attention
 from pyg_tiga.ops.bodies import remember_plan
@@ -55,7 +54,7 @@ class _Run:
         self._backwards: dict[tuple[int, tuple[bool, ...]], GatBackward] = {}
 
     def backward(
-        self, graph: Graph, stride: int, needs: tuple[bool, bool, bool]
+        self, graph: Graph, stride: int, needs: tuple[bool, ...]
     ) -> GatBackward:
         """The backward for a gradient of this stride."""
         found = self._backwards.get((stride, needs))
@@ -135,21 +134,19 @@ def _forward(
         with device_guard(index):
             return _forward(graph, run, x, weights, seed)
     graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
-    values = F.linear(x, weights.lin)
-    state = run.forward(values, _parameters(run, weights, seed))
-    out, bias = state[0], weights.bias
+    lin, att_src, att_dst, bias = weights
+    rest = _rest(run, bias, seed)
+    state = run.forward.run(x, lin, att_src, att_dst, *rest)
+    out = state[0]
     if bias is not None and not run.layer.adds_bias:
         out = out + bias
-    return (out, *state, values)
+    return (out, *state)
 
 
-def _parameters(run: _Run, weights: Weights, seed: Tensor | None) -> Parameters:
-    return Parameters(
-        weights.att_src,
-        weights.att_dst,
-        (weights.bias,) if run.layer.adds_bias else (),
-        () if seed is None else (seed,),
-    )
+def _rest(run: _Run, bias: Tensor | None, seed: Tensor | None) -> tuple[Tensor, ...]:
+    """What the kernels take besides vectors: a bias that they add, a seed."""
+    found = (bias,) if run.layer.adds_bias else ()
+    return found if seed is None else (*found, seed)
 
 
 class _GatLayer(torch.autograd.Function):
@@ -179,68 +176,51 @@ class _GatLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, lin, *rest, seed, out, kept, positive, values = ctx.saved_tensors
-        weights = Weights(lin, *rest)
+        x, *rest, seed, out, kept, positive, values = ctx.saved_tensors
+        weights = Weights(*rest)
         if torch.is_grad_enabled():
             found = _twice(ctx, (x, *weights), seed, grad)
             return (*found, None, None, None)
-        needs_x, needs_lin, *needs = needs_all = ctx.needs_input_grad
-        parameters = _parameters(ctx.run, weights, seed)
-        state = (values, out, kept, positive, parameters)
-        grad_values, sums = _backward(ctx, needs_all, grad, *state)
+        state = (values, out, kept, positive)
+        backward, found = _backward(ctx, grad, x, weights, seed, *state)
         del out, kept, positive, values, state
         # Before anything else is allocated; a no-op where the graph is kept.
         ctx.maybe_clear_saved_tensors()
-        return (
-            torch.mm(grad_values, lin) if needs_x else None,
-            torch.mm(grad_values.mT, x) if needs_lin else None,
-            *_parameter_gradients(sums, lin.dtype, *needs[:3]),
-            None,
-            None,
-            None,
-        )
+        grad_values, *sums = found
+        del found
+        grad_x = grad_lin = None
+        if grad_values is not None:
+            grad_x, grad_lin = backward.products(grad_values, x, weights.lin)
+        return grad_x, grad_lin, *sums, None, None, None
 
 
 def _backward(
     ctx: Any,
-    needs: tuple[bool, ...],
     grad: Tensor,
+    x: Tensor,
+    weights: Weights,
+    seed: Tensor | None,
     values: Tensor,
     out: Tensor,
-    *state: Any,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of projected nodes and of parameters."""
+    *kept: Tensor | None,
+) -> tuple[GatBackward, tuple[Tensor | None, ...]]:
+    """Gradients of projected nodes and of parameters, and what formed them."""
     index = grad.get_device()
     if not is_current(index):
         with device_guard(index):
-            return _backward(ctx, needs, grad, values, out, *state)
+            return _backward(ctx, grad, x, weights, seed, values, out, *kept)
     graph, run = ctx.graph, ctx.run
+    lin, att_src, att_dst, bias = weights
+    rest = (att_src, att_dst, *_rest(run, bias, seed))
     if ctx.witness is not None and ctx.witness._version != ctx.version:
-        out = run.forward(values, state[-1])[0]
+        out = run.forward.run(x, lin, *rest)[0]
     if grad.stride(1) != 1:
         grad = grad.contiguous()
-    wanted = (needs[0] or needs[1], needs[2] or needs[3], needs[4])
-    backward = run.backward(graph, grad.stride(0), wanted)
+    backward = run.backward(graph, grad.stride(0), ctx.needs_input_grad[:5])
     # Safe to read on this stream.
     graph.rows().work_items(run.chunks[1])
     graph.columns().work_items(run.chunks[1])
-    return backward(grad, values, out, *state)
-
-
-def _parameter_gradients(
-    sums: Tensor | None, dtype: torch.dtype, src: bool, dst: bool, bias: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Those of both vectors and of the bias."""
-    if sums is None:
-        return None, None, None
-    if sums.dtype is not dtype:
-        sums = sums.to(dtype)
-    parts = sums.unbind(0)
-    return (
-        parts[0] if src else None,
-        parts[1] if dst else None,
-        parts[-1].view(-1) if bias else None,
-    )
+    return backward, backward.run(grad, values, out, *kept, *rest)
 
 
 def _witness(out: Tensor) -> Tensor:

@@ -1,0 +1,166 @@
+"""Work of a layer that is the same at every call, handed to compiled code.
+
+Between two kernels of a few microseconds, an interpreter takes longer than they do. A
+`Replay` runs its work from Python once, then records it on `Slot`s, which stand for
+tensors, and from then on has the recorded steps run without Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_tiga import native
+from pyg_tiga.errors import log_fallback
+from pyg_tiga.impls.launch import NotReplayed, current_stream, is_watched
+
+Work = Callable[..., tuple[Tensor | None, ...]]
+
+# Operands of a first call may lie where nothing is compiled that could be recorded.
+_TRIES = 3
+
+
+class Replay:
+    """Tensors to tensors, by allocations, products and launches of prepared kernels.
+
+    Args:
+        work: Takes the stream and the tensors, and gives those that it made. Everything
+            but the data of the tensors must be the same at every call: shapes, dtypes,
+            strides, and which of them are None. It treats tensors by the functions of
+            this module, by what a `Slot` has, and by calling `Prepared` kernels.
+    """
+
+    __slots__ = ("_steps", "_tries", "_work")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._steps: Any = None
+        self._tries = _TRIES
+
+    def __call__(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Do the work on the current stream of the first tensor's device."""
+        index = tensors[0].get_device()
+        stream = current_stream(index)
+        steps = self._steps
+        if steps is None or is_watched():
+            found = self._work(stream, *tensors)
+            if steps is None and index >= 0 and self._tries > 0:
+                self._record(index, tensors)
+            return found
+        found = steps.run(stream, *tensors)
+        # Operands may lie where kernels compiled for aligned ones cannot read.
+        return self._work(stream, *tensors) if found is None else found
+
+    def _record(self, index: int, tensors: tuple[Tensor | None, ...]) -> None:
+        make = native.steps_class()
+        if make is None:
+            return
+        try:
+            self._steps = record(make(len(tensors)), self._work, index, tensors)
+        except NotReplayed as reason:
+            self._tries -= 1
+            log_fallback("a step of compiled host code to Python", str(reason))
+
+
+def record(
+    steps: Any, work: Work, index: int, tensors: tuple[Tensor | None, ...]
+) -> Any:
+    """Make steps of a work on tensors like these.
+
+    Raises:
+        NotReplayed: It does what no step can do.
+    """
+    slots = [
+        None if tensor is None else Slot(steps, i, index)
+        for i, tensor in enumerate(tensors)
+    ]
+    results = work(steps, *slots)
+    steps.finish([None if slot is None else slot.place for slot in results])
+    return steps
+
+
+class Slot:
+    """Stands for a tensor while work is recorded."""
+
+    __slots__ = ("_index", "_steps", "place")
+
+    def __init__(self, steps: Any, place: int, index: int) -> None:
+        self._steps, self.place, self._index = steps, place, index
+
+    def __del__(self) -> None:
+        # Work lets go of a tensor in the same place.
+        self._steps.release(self.place)
+
+    def _made(self, place: int) -> Slot:
+        return Slot(self._steps, place, self._index)
+
+    def get_device(self) -> int:
+        """As of a tensor, and so are all that follow."""
+        return self._index
+
+    def new_empty(self, *shape: Any, dtype: torch.dtype | None = None) -> Slot:
+        """Room of a shape."""
+        if len(shape) == 1 and not isinstance(shape[0], int):
+            (shape,) = shape
+        return self._made(self._steps.empty(self.place, list(shape), dtype))
+
+    def empty_like(self) -> Slot:
+        """Room of the same shape."""
+        return self._made(self._steps.empty(self.place, None, None))
+
+    def t(self) -> Slot:
+        """A matrix turned."""
+        return self._made(self._steps.turned(self.place))
+
+    def mm(self, other: Slot) -> Slot:
+        """A product of matrices."""
+        return self._made(self._steps.mm(self.place, other.place))
+
+    def addmm_(self, one: Slot, other: Slot) -> Slot:
+        """A product of matrices added in place."""
+        return self._made(self._steps.addmm_(self.place, one.place, other.place))
+
+    def linear(self, weight: Slot, bias: Slot | None) -> Slot:
+        """A linear map."""
+        added = None if bias is None else bias.place
+        return self._made(self._steps.linear(self.place, weight.place, added))
+
+    def sum_rows(self) -> Slot:
+        """The sum over the first dimension."""
+        return self._made(self._steps.sum_rows(self.place))
+
+    def part(self, index: int, shape: tuple[int, ...]) -> Slot:
+        """One of the first dimension, in another shape."""
+        return self._made(self._steps.part(self.place, index, list(shape)))
+
+    def to(self, dtype: torch.dtype) -> Slot:
+        """In another precision."""
+        return self._made(self._steps.cast(self.place, dtype))
+
+
+def empty_like(x: Any) -> Any:
+    """`torch.empty_like`."""
+    return x.empty_like() if type(x) is Slot else torch.empty_like(x)
+
+
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """`F.linear`."""
+    if type(x) is Slot:
+        return x.linear(weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def sum_rows(x: Any) -> Any:
+    """`x.sum(0)`."""
+    return x.sum_rows() if type(x) is Slot else x.sum(0)
+
+
+def part(x: Any, index: int, shape: tuple[int, ...]) -> Any:
+    """`x[index].view(shape)`."""
+    if type(x) is Slot:
+        return x.part(index, shape)
+    return x.select(0, index).view(shape)
