@@ -98,17 +98,20 @@ def aggregate_linear(
     x_dst: Tensor | None,  # [N_dst, F_dst]
     maps: Maps,
     reduce: str,
-    size: Size,
-    flow: str,
+    size: Size = None,
+    flow: str = "source_to_target",
 ) -> Tensor:
     """A sum or mean and the linear maps behind it, for layers that checked their input.
 
-    Eager calls only; all operands are matrices of one dtype.
+    Eager calls only; all operands are matrices of one dtype. Size and flow are for
+    relations that do not know them.
 
     Returns:
         ``[N_dst, F_out]``.
     """
-    graph = graph_of(relation, x.size(0), size, flow)
+    graph = relation
+    if type(graph) is not Graph:
+        graph = graph_of(relation, x.size(0), size, flow)
     return run_aggregate_linear(graph, x, x_dst, maps, _SUMS[reduce])
 
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch._C import _are_functorch_transforms_active, _get_tracing_state
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import MessagePassing, aggr
 
 from pyg_tiga._settings import settings
 from pyg_tiga.errors import UnsupportedError, log_fallback
 from pyg_tiga.functional import last_plan
-from pyg_tiga.nn._linear import is_plain
+from pyg_tiga.nn._linear import is_plain, is_untouched
 
 if TYPE_CHECKING:
     from pyg_tiga.planner import Plan
@@ -36,6 +39,20 @@ FUSED_AGGREGATIONS: dict[str, type[torch.nn.Module]] = {
 
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "edge_update")
 _REPLACEABLE = frozenset((*_METHODS, "propagate", "edge_updater"))
+_HOOKS = tuple(
+    f"_{name}_forward_{kind}"
+    for name in (
+        "propagate",
+        "message",
+        "aggregate",
+        "message_and_aggregate",
+        "edge_update",
+    )
+    for kind in ("pre_hooks", "hooks")
+)
+# One call for many attributes: lookups one by one are half of a usual call's checks.
+_methods_of = attrgetter(*_METHODS)
+_listeners_in = itemgetter(*_HOOKS, "_explain")
 
 
 class ParentSignature:
@@ -183,45 +200,32 @@ class DropIn(MessagePassing):
         :meth:`_parent_reasons` in one condition: this runs at every call, while the
         words are looked for where there is something to say. For eager calls only.
         """
-        cls, stock = type(self), self._pyg_class
+        cls, state, aggr = type(self), self.__dict__, self.aggr
         return not (
-            self.aggr not in self._fused_aggregations
-            or not is_plain(self._modules["aggr_module"], FUSED_AGGREGATIONS[self.aggr])
-            or self._decomposed_layers != 1
-            or self.node_dim != self._fused_node_dim
-            or self._has_hooks()
-            or self._explain
-            or cls.message is not stock.message
-            or cls.aggregate is not stock.aggregate
-            or cls.update is not stock.update
-            or cls.message_and_aggregate is not stock.message_and_aggregate
-            or cls.edge_update is not stock.edge_update
+            aggr not in cls._fused_aggregations
+            or not is_untouched(
+                state["_modules"]["aggr_module"], FUSED_AGGREGATIONS[aggr]
+            )
+            or _has_any_global_hook()
+            or state["_decomposed_layers"] != 1
+            or self.node_dim != cls._fused_node_dim
+            or any(_listeners_in(state))
+            or _methods_of(cls) != _methods_of(cls._pyg_class)
             or cls.propagate is not cls._jinja_propagate
             or (
-                "edge_updater" in self._generated
+                "edge_updater" in cls._generated
                 and cls.edge_updater is not cls._jinja_edge_updater
             )
             or cls._overrides
-            or not self.__dict__.keys().isdisjoint(_REPLACEABLE)
-            or torch._C._get_tracing_state() is not None
-            or torch._C._are_functorch_transforms_active()
+            or not state.keys().isdisjoint(_REPLACEABLE)
+            or _get_tracing_state() is not None
+            or _are_functorch_transforms_active()
             or forward_ad._current_level >= 0
         )
 
     def _has_hooks(self) -> bool:
         """Whether somebody listens to message passing."""
-        return bool(
-            self._propagate_forward_pre_hooks
-            or self._propagate_forward_hooks
-            or self._message_forward_pre_hooks
-            or self._message_forward_hooks
-            or self._aggregate_forward_pre_hooks
-            or self._aggregate_forward_hooks
-            or self._message_and_aggregate_forward_pre_hooks
-            or self._message_and_aggregate_forward_hooks
-            or self._edge_update_forward_pre_hooks
-            or self._edge_update_forward_hooks
-        )
+        return any(getattr(self, name) for name in _HOOKS)
 
     def _parent_reasons(self) -> list[str]:
         """Every reason for which this call must be the parent's; empty if fused.
@@ -349,9 +353,9 @@ def _scriptable_class(cls: type[DropIn]) -> type[MessagePassing] | None:
 def _mode_reasons() -> list[str]:
     """Reasons that lie in the mode PyTorch is in."""
     reasons = []
-    if torch._C._get_tracing_state() is not None:
+    if _get_tracing_state() is not None:
         reasons.append("the model is traced by torch.jit")
-    if torch._C._are_functorch_transforms_active():
+    if _are_functorch_transforms_active():
         reasons.append("a torch.func transform is active")
     if forward_ad._current_level >= 0:
         reasons.append("forward-mode differentiation is active")

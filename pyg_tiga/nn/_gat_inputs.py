@@ -10,12 +10,14 @@ from torch import Tensor
 from pyg_tiga.functional.attention import Weights
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._inputs import (
-    INT_DTYPES,
     check_device,
     check_features,
     is_sparse_tensor,
+    usual_graph,
+    usual_shape,
 )
-from pyg_tiga.nn._linear import is_plain
+from pyg_tiga.nn._linear import is_plain, is_untouched
+from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
 
@@ -63,19 +65,50 @@ def matrix_reasons(layer: Any, matrix: Any, edge_attr: Any, weights: Any) -> lis
 
 def plain_weights(layer: Any, x: Tensor) -> Weights | None:
     """The parameters, where the layer can run on x in one step."""
+    if (
+        torch._C._is_any_autocast_enabled()
+        or is_traced(x)
+        or not is_plain(layer._modules.get("lin"))
+    ):
+        return None
+    return _weights_for(layer, x)
+
+
+def usual_call(layer: Any, x: Any, edge_index: Any) -> tuple[Graph, Weights] | None:
+    """Graph and parameters of a call like most: one step, with nothing to say about it.
+
+    That is, all that a layer checks before :func:`plain_weights` and there in one
+    condition, for the features of one kind of nodes and an edge list, and nothing else.
+    Where it does not hold, the checks one by one find out why, or that all is well. For
+    eager calls.
+    """
+    # Whether a tracer listens comes before anything that it would record.
+    if not (0.0 <= layer.dropout <= 1.0 and layer._is_usual()):
+        return None
+    shape = usual_shape(x)
+    lin = layer._modules.get("lin")
+    # No module hears of all calls, or the layer were not usual.
+    if shape is None or not is_untouched(lin) or lin.in_channels != shape[1]:
+        return None
+    weights = _weights_for(layer, x)
+    if weights is None:
+        return None
+    if weights.att_src.shape != (1, layer.heads, layer.out_channels):
+        return None
+    graph = usual_graph(edge_index, x, shape[0], layer.flow)
+    return None if graph is None else (graph, weights)
+
+
+def _weights_for(layer: Any, x: Tensor) -> Weights | None:
+    """The parameters of a layer with one map, if they go with x in one step."""
     modules, parameters = layer._modules, layer._parameters
-    lin = modules.get("lin")
     if (
         not (layer.concat or layer.heads == 1)
-        or lin is None
         or modules.get("res") is not None
-        or torch._C._is_any_autocast_enabled()
-        or not is_plain(lin)
-        or is_traced(x)
         or "bias" not in parameters
     ):
         return None
-    maps = lin._parameters
+    maps = modules["lin"]._parameters
     weight, bias = maps.get("weight"), parameters["bias"]
     att_src, att_dst = parameters.get("att_src"), parameters.get("att_dst")
     if (
@@ -92,36 +125,6 @@ def plain_weights(layer: Any, x: Tensor) -> Weights | None:
         ):
             return None
     return Weights(weight, att_src, att_dst, bias)
-
-
-def usual_weights(layer: Any, x: Any, edge_index: Any) -> Weights | None:
-    """The parameters of a call like most: one step, with nothing to say about it.
-
-    That is, all that a layer checks before :func:`plain_weights` in one condition, for
-    the features of one kind of nodes and an edge list, and nothing else. Where it does
-    not hold, the checks one by one find out why, or that all is well. For eager calls.
-    """
-    if not (
-        isinstance(x, Tensor)
-        and type(edge_index) is Tensor
-        and x.dim() == 2
-        and edge_index.dim() == 2
-        and edge_index.size(0) == 2
-        and edge_index.dtype in INT_DTYPES
-        and edge_index.layout is torch.strided
-        and x.device == edge_index.device
-        and 0.0 <= layer.dropout <= 1.0
-        and layer._is_usual()
-    ):
-        return None
-    weights = plain_weights(layer, x)
-    if (
-        weights is None
-        or weights.att_src.shape != (1, layer.heads, layer.out_channels)
-        or x.size(1) != layer._modules["lin"].in_channels
-    ):
-        return None
-    return weights
 
 
 def _is_coalesced(matrix: Tensor) -> bool:

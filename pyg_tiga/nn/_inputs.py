@@ -6,17 +6,64 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _is_any_autocast_enabled
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import SparseTensor
 
 from pyg_tiga import _features
 from pyg_tiga.relation.graph import Graph
+from pyg_tiga.relation.memo import known_relation, relation_of
 
 __all__: list[str] = []
 
 INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _SOURCE_TO_TARGET = "source_to_target"
+_PLAIN_TENSORS = (Tensor, Parameter)
+
+
+def usual_shape(x: Any) -> torch.Size | None:
+    """The shape ``[N, F]`` of features like most; None says nothing.
+
+    They are a plain tensor with data, and no mode is on in which it is not read as it
+    stands. For calls that are neither compiled nor traced.
+    """
+    if (
+        type(x) not in _PLAIN_TENSORS
+        or x.is_meta
+        or is_in_torch_dispatch_mode()
+        or _is_any_autocast_enabled()
+    ):
+        return None
+    shape = x.shape
+    return shape if len(shape) == 2 else None
+
+
+def usual_graph(edge_index: Any, x: Tensor, num_nodes: int, flow: str) -> Graph | None:
+    """The graph of edges like most between as many nodes; None says nothing.
+
+    They are a plain edge list on the device of the features. This is the last of all
+    checks: it builds the graph of one that is new.
+
+    Raises:
+        ValueError: An index is out of range.
+    """
+    graph = known_relation(edge_index, num_nodes, num_nodes, flow)
+    if graph is not None:
+        # Its edges have passed the checks below.
+        return graph if x.device == graph.device else None
+    if (
+        type(edge_index) is not Tensor
+        or edge_index.layout is not torch.strided
+        or edge_index.dtype not in INT_DTYPES
+        or edge_index.device != x.device
+        or edge_index.dim() != 2
+        or edge_index.size(0) != 2
+    ):
+        return None
+    return relation_of(edge_index, num_nodes, num_nodes, flow)
 
 
 def is_edge_list(edge_index: Any) -> bool:

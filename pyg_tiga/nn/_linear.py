@@ -39,6 +39,31 @@ def is_plain(
     )
 
 
+def is_untouched(
+    module: torch.nn.Module | None, cls: type[torch.nn.Module] = Linear
+) -> bool:
+    """:func:`is_plain` where nobody listens to all modules, for eager calls.
+
+    Modules look up attributes by a slow road, on which their dictionary is not.
+    """
+    if type(module) is not cls:
+        return False
+    state = module.__dict__
+    return not (
+        state["_forward_pre_hooks"]
+        or state["_forward_hooks"]
+        or state["_backward_pre_hooks"]
+        or state["_backward_hooks"]
+        or "forward" in state
+    )
+
+
+def has_bias(lin: torch.nn.Module) -> bool:
+    """Whether a linear map adds a bias, or may: one that is no parameter counts too."""
+    parameters = lin._parameters
+    return "bias" not in parameters or parameters["bias"] is not None
+
+
 def reads_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     """Whether two maps take the same input, so that one check serves both."""
     return (

@@ -20,7 +20,7 @@ from pyg_tiga.nn._gat_inputs import (
     check_nodes,
     matrix_reasons,
     plain_weights,
-    usual_weights,
+    usual_call,
 )
 from pyg_tiga.nn._inputs import (
     check_edge_features,
@@ -170,9 +170,9 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             and not return_attention_weights
             and not torch.compiler.is_compiling()
         ):
-            parameters = usual_weights(self, x, edge_index)
-            if parameters is not None:
-                return self._run_usual(x, edge_index, parameters)
+            call = usual_call(self, x, edge_index)
+            if call is not None:
+                return self._run_usual(x, *call)
         used_attr = None if self._modules.get("lin_edge") is None else edge_attr
         reasons = self._reasons(edge_index, used_attr, return_attention_weights)
         if not reasons:
@@ -193,13 +193,13 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             self._note_fused()
         return (out, weights) if return_attention_weights else out
 
-    def _run_usual(self, x: Tensor, edge_index: Tensor, weights: Weights) -> Tensor:
+    def _run_usual(self, x: Tensor, graph: Graph, weights: Weights) -> Tensor:
         """The output of a call that passed all checks."""
-        counts = (x.size(0), x.size(0))
-        options = self._options(edge_index, None, counts, x.device)
-        out = gat_layer(edge_index, x, weights, **options)
+        counts = (graph.num_src, graph.num_dst)
+        options = self._options(graph, None, counts, graph.device)
+        out = gat_layer(graph, x, weights, **options)
         if out is None:
-            out, _ = self._attend((x, x), edge_index, None, counts, None, options)
+            out, _ = self._attend((x, x), graph, None, counts, None, options)
         self._note_fused()
         return out
 

@@ -20,26 +20,17 @@ from pyg_tiga.nn._inputs import (
     check_features,
     for_functional,
     for_parent,
-    is_edge_list,
     is_matrix,
     node_counts,
     pair_of,
     parent_ties,
     takes_segments,
 )
-from pyg_tiga.nn._linear import is_plain, reads_alike, transform_first
+from pyg_tiga.nn._linear import has_bias, is_plain, reads_alike, transform_first
+from pyg_tiga.nn._sage_inputs import LINEAR_REDUCTIONS, plain_maps, usual_call
 from pyg_tiga.relation.graph import Graph
 
 __all__ = ["SAGEConv"]
-
-_LINEAR_REDUCTIONS = ("sum", "add", "mean")
-
-
-def _has_values(edges: Any) -> bool:
-    """Whether a relation weights its edges: matrices do, and some graphs."""
-    if isinstance(edges, Graph):
-        return edges.value is not None
-    return not is_edge_list(edges)
 
 
 class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
@@ -131,6 +122,11 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
             ValueError: Shapes, dtypes, devices or indices that do not fit.
             UnsupportedError: The parent's path is needed, and ``PYG_TIGA_STRICT`` set.
         """
+        if size is None and not torch.compiler.is_compiling():
+            call = usual_call(self, x, edge_index)
+            if call is not None:
+                graph, maps = call
+                return self._run_usual(x, graph, maps)
         reasons = self._reasons(edge_index)
         if reasons:
             if not torch.compiler.is_compiling():
@@ -146,6 +142,21 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
             out = F.normalize(out, p=2.0, dim=-1)
         if not torch.compiler.is_compiling():
             self._note_fused()
+        return out
+
+    def _run_usual(self, x: Tensor, graph: Graph, maps: Maps) -> Tensor:
+        """The output of a call that passed all checks."""
+        lin_l, first = self._modules["lin_l"], False
+        if lin_l.out_channels < lin_l.in_channels:
+            counts = (graph.num_src, graph.num_dst)
+            first = self._transforms_first(x, x, graph, counts)
+        if first:
+            out = self._aggregate_transformed(x, x, graph, counts)
+        else:
+            out = aggregate_linear(graph, x, x, maps, self.aggr)
+        if self.normalize:
+            out = F.normalize(out, p=2.0, dim=-1)
+        self._note_fused()
         return out
 
     def _reasons(self, edge_index: Adj) -> list[str]:
@@ -197,65 +208,39 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         counts: tuple[int, int],
     ) -> Tensor:
         """Aggregate and transform, in the cheaper order."""
-        lin_l = self._modules["lin_l"]
         edges = for_functional(edge_index)
-        is_linear = self.aggr in _LINEAR_REDUCTIONS
-        first = (
-            is_linear
-            and (self._is_rooted(x_src, x_dst) or not torch.is_grad_enabled())
-            and transform_first(lin_l, x_src, edge_index, counts)
-        )
-        if is_linear and not first:
-            maps = self._maps(x_src, x_dst, edges)
+        if self._transforms_first(x_src, x_dst, edge_index, counts):
+            return self._aggregate_transformed(x_src, x_dst, edges, counts)
+        is_linear = self.aggr in LINEAR_REDUCTIONS
+        if is_linear:
+            maps = plain_maps(self, x_src, x_dst, edges)
             if maps is not None:
                 return aggregate_linear(
                     edges, x_src, x_dst, maps, self.aggr, counts, self.flow
                 )
-        if first:
-            x_src = F.linear(x_src, lin_l._parameters["weight"])
+        ties = "split" if is_linear else self._ties(edge_index, x_src)
         aggregate = functional.spmm(
-            edges,
-            x_src,
-            None,
-            self.aggr,
-            size=counts,
-            flow=self.flow,
-            ties="split" if is_linear else self._ties(edge_index, x_src),
+            edges, x_src, None, self.aggr, size=counts, flow=self.flow, ties=ties
         )
-        if first:
-            return self._combine_transformed(aggregate, x_dst)
         return self._combine(aggregate, x_dst)
 
-    def _is_rooted(self, x_src: Tensor, x_dst: Tensor | None) -> bool:
-        """Whether every source also enters the output as a root.
+    def _transforms_first(
+        self,
+        x_src: Tensor,
+        x_dst: Tensor | None,
+        edge_index: Adj,
+        counts: tuple[int, int],
+    ) -> bool:
+        """Whether ``lin_l`` can go before the aggregation, and costs less there.
 
-        Of others, a NaN that no edge reads must not reach the gradient of the map, as
-        it would if the map came first.
+        Every source must also enter the output as a root, if there are gradients: a NaN
+        of another, that no edge reads, would reach the gradient of the map.
         """
-        return self.root_weight and x_dst is x_src
-
-    def _maps(self, x_src: Tensor, x_dst: Tensor | None, edges: Any) -> Maps | None:
-        """The maps behind the aggregate, where they can run in one step with it."""
-        if (
-            x_src.dim() != 2
-            or torch._C._is_any_autocast_enabled()
-            or is_traced(x_src)
-            or _has_values(edges)
-        ):
-            return None
-        modules = self._modules
-        lin_l, right = modules["lin_l"], None
-        if self.root_weight and x_dst is not None:
-            lin_r = modules["lin_r"]
-            if x_dst.dim() != 2 or x_dst.dtype != x_src.dtype or not is_plain(lin_r):
-                return None
-            right = lin_r._parameters["weight"]
-        if not is_plain(lin_l):
-            return None
-        left = lin_l._parameters
-        if left["weight"].dtype != x_src.dtype:
-            return None
-        return Maps(left["weight"], left["bias"], right)
+        return (
+            self.aggr in LINEAR_REDUCTIONS
+            and ((self.root_weight and x_dst is x_src) or not torch.is_grad_enabled())
+            and transform_first(self._modules["lin_l"], x_src, edge_index, counts)
+        )
 
     def _ties(self, edge_index: Adj, x: Tensor) -> str:
         # By segments it is torch_scatter that reduces, and the first of equals wins.
@@ -274,20 +259,24 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
             return out
         return out + self._modules["lin_r"](x_dst)
 
-    def _combine_transformed(
+    def _aggregate_transformed(
         self,
-        out: Tensor,  # [*, N_dst, F_out]
+        x_src: Tensor,  # [*, N_src, F_in]
         x_dst: Tensor | None,  # [*, N_dst, F_in]
+        edges: Any,
+        counts: tuple[int, int],
     ) -> Tensor:
-        """Add the bias of ``lin_l`` and ``lin_r`` of the destinations.
-
-        The aggregate has been through the weight of ``lin_l`` already.
-        """
-        bias = self._modules["lin_l"]._parameters["bias"]
+        """Aggregate the sources behind the weight of ``lin_l``, and add the rest."""
+        left = self._modules["lin_l"]._parameters
+        x_src = F.linear(x_src, left["weight"])  # [*, N_src, F_out]
+        out = functional.spmm(
+            edges, x_src, None, self.aggr, size=counts, flow=self.flow
+        )
+        bias = left["bias"]
         if not self.root_weight or x_dst is None:
             return out if bias is None else out + bias.to(out.dtype)
         lin_r = self._modules["lin_r"]
-        if is_plain(lin_r):
+        if is_plain(lin_r) and not has_bias(lin_r):
             # The product's epilogue adds the bias at no cost.
             root = F.linear(x_dst, lin_r._parameters["weight"], bias)
         else:

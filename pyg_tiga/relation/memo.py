@@ -11,7 +11,8 @@ Edits that PyTorch does not count, through `.data`, a shared NumPy array, or ano
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 from weakref import ref
 
 import torch
@@ -55,46 +56,58 @@ def relation_of(
         RuntimeError: It is not known, and a CUDA graph is being captured.
     """
     global _recent
-    request = (num_src, num_dst, flow)
-    known = _recent
-    if (
-        known is not None
-        and known.tensor() is edge_index
-        and known.request == request
-        and known.form == _form(edge_index)
-    ):
-        graph = known.graph()
-        if graph is not None:
-            return graph
-    graph = Graph.from_handle(*handle_of(edge_index, num_src, num_dst, flow))
-    if type(edge_index) is Tensor and not edge_index.is_inference():
-        _recent = _Recent(ref(edge_index), _form(edge_index), request, ref(graph))
+    graph = known_relation(edge_index, num_src, num_dst, flow)
+    if graph is None:
+        graph = Graph.from_handle(*handle_of(edge_index, num_src, num_dst, flow))
+        if type(edge_index) is Tensor and not edge_index.is_inference():
+            request = _request(edge_index, num_src, num_dst, flow)
+            _recent = (ref(edge_index), request, ref(graph))
     return graph
 
 
-class _Recent(NamedTuple):
-    """The last answer, for the next layer of a model: the same object, unedited.
+def known_relation(
+    edge_index: Any, num_src: int, num_dst: int, flow: str
+) -> Graph | None:
+    """The last answer of :func:`relation_of`, if it is asked the same again.
 
-    It keeps nothing alive. The graph does keep the storage, so that while it lives the
-    address stands for that storage.
+    Then the edges are a plain tensor that has passed all checks.
     """
+    tensor, request, graph = _recent
+    # A reference to what is gone gives None.
+    if (
+        edge_index is not None
+        and tensor() is edge_index
+        and request == _request(edge_index, num_src, num_dst, flow)
+    ):
+        return graph()
+    return None
 
-    tensor: ref[Tensor]
-    form: tuple[Any, ...]
-    request: tuple[int, int, str]
-    graph: ref[Graph]
 
-
-def _form(edge_index: Tensor) -> tuple[Any, ...]:
+def _request(
+    edge_index: Tensor, num_src: int, num_dst: int, flow: str
+) -> tuple[Any, ...]:
     return (
         edge_index._version,
         edge_index.data_ptr(),
+        edge_index.dtype,
         edge_index.shape,
         edge_index.stride(),
+        num_src,
+        num_dst,
+        flow,
     )
 
 
-_recent: _Recent | None = None
+def _nothing() -> None:
+    """A reference to what is gone."""
+
+
+_NO_ANSWER = (_nothing, (), _nothing)
+# The last answer, for the next layer of a model: the same object, unedited. It keeps
+# nothing alive. The graph does keep the storage, so that while it lives the address
+# stands for that storage.
+_recent: tuple[Callable[[], Tensor | None], tuple[Any, ...], Callable[[], Graph | None]]
+_recent = _NO_ANSWER
 
 
 def relation_of_adj(adj_t: Tensor | SparseTensor) -> Graph:
@@ -127,7 +140,7 @@ def forget(edge_index: Tensor | SparseTensor | Graph) -> None:
             f"(got {type(edge_index).__name__})"
         )
     global _recent
-    _recent = None
+    _recent = _NO_ANSWER
     if isinstance(edge_index, Graph):
         CACHE.forget(edge_index.handle()[0])
     elif isinstance(edge_index, SparseTensor) or edge_index.layout != torch.strided:
@@ -139,5 +152,5 @@ def forget(edge_index: Tensor | SparseTensor | Graph) -> None:
 def clear() -> None:
     """Drop all entries of the memo."""
     global _recent
-    _recent = None
+    _recent = _NO_ANSWER
     CACHE.clear()

@@ -10,7 +10,7 @@ import torch_geometric.nn
 from torch_geometric import EdgeIndex
 
 from pyg_tiga import _features, testing
-from pyg_tiga.nn import SAGEConv
+from pyg_tiga.nn import SAGEConv, sage_conv
 
 FUSED = ["mean", "sum", "add", "max", "min"]
 AGGR = pytest.mark.parametrize("aggr", FUSED)
@@ -126,3 +126,44 @@ def twin_of(layer):
 def assert_parents_path(layer, reason):
     assert any(reason in entry for entry in layer._record.reasons), layer.explain_plan()
     assert reason in layer.explain_plan()
+
+
+def sage_layer(out_channels=4, **options):
+    """A layer with the same parameters each time."""
+    torch.manual_seed(3)
+    return SAGEConv(4, out_channels, **options)
+
+
+def outcome(layer, x, *inputs):
+    """Output, gradients and what the layer says of itself, or the error."""
+    errors = (ValueError, TypeError, RuntimeError, KeyError, AttributeError)
+    try:
+        out = layer(x, *inputs)
+    except errors as error:
+        return type(error), str(error)
+    grads = []
+    if out.requires_grad:
+        leaves = list(layer.parameters())
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            leaves.append(x)
+        cotangent = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out)
+        grads = torch.autograd.grad(out, leaves, cotangent, allow_unused=True)
+    return out.detach(), list(grads), layer.explain_plan()
+
+
+def assert_same_one_by_one(monkeypatch, make, *inputs, mode=torch.enable_grad):
+    """Hold a call to one whose checks run one by one, bit by bit and word by word."""
+    found = []
+    for is_tried in (True, False):
+        torch.manual_seed(5)
+        layer = make()
+        with monkeypatch.context() as patch, mode():
+            if not is_tried:
+                patch.setattr(sage_conv, "usual_call", lambda *_: None)
+            found.append(outcome(layer, *inputs))
+    ours, one_by_one = found
+    if isinstance(ours[0], type):
+        assert ours == one_by_one
+        return
+    assert ours[2] == one_by_one[2]
+    torch.testing.assert_close(ours[:2], one_by_one[:2], rtol=0, atol=0, equal_nan=True)

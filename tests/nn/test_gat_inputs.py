@@ -11,7 +11,8 @@ import torch_geometric
 from torch import Tensor
 
 from pyg_tiga.nn import GATConv
-from pyg_tiga.nn._gat_inputs import usual_weights
+from pyg_tiga.nn._gat_inputs import usual_call
+from pyg_tiga.relation.memo import relation_of
 
 EDGES = torch.tensor([[0, 1, 2], [1, 2, 0]])
 
@@ -64,16 +65,17 @@ UNUSUAL_LAYERS = {
 
 def test_most_calls_are_usual() -> None:
     x, layer = torch.randn(3, 4), GATConv(4, 2, heads=2, dropout=0.5)
-    found = usual_weights(layer, x, EDGES)
+    graph, found = usual_call(layer, x, EDGES)
+    assert graph is relation_of(EDGES, 3, 3)
     wanted = (layer.lin.weight, layer.att_src, layer.att_dst, layer.bias)
     assert all(one is other for one, other in zip(found, wanted, strict=True))
-    assert usual_weights(GATConv(4, 2, bias=False), x, EDGES.int()).bias is None
+    assert usual_call(GATConv(4, 2, bias=False), x, EDGES.int())[1].bias is None
 
 
 @pytest.mark.parametrize("name", UNUSUAL_LAYERS)
 def test_unusual_layers_are_looked_at(name: str) -> None:
     layer = UNUSUAL_LAYERS[name]()
-    assert usual_weights(layer, torch.randn(3, 4), EDGES) is None
+    assert usual_call(layer, torch.randn(3, 4), EDGES) is None
 
 
 @pytest.mark.parametrize(
@@ -90,23 +92,33 @@ def test_unusual_layers_are_looked_at(name: str) -> None:
     ],
 )
 def test_unusual_inputs_are_looked_at(x: Any, edges: Any) -> None:
-    assert usual_weights(GATConv(4, 2), x, edges) is None
+    assert usual_call(GATConv(4, 2), x, edges) is None
 
 
 def test_unusual_modes_are_looked_at() -> None:
     x, layer = torch.randn(3, 4), GATConv(4, 2)
     with torch.autocast("cpu"):
-        assert usual_weights(layer, x, EDGES) is None
+        assert usual_call(layer, x, EDGES) is None
     with torch.autograd.forward_ad.dual_level():
-        assert usual_weights(layer, x, EDGES) is None
+        assert usual_call(layer, x, EDGES) is None
     inside = []
-    torch.func.grad(
-        lambda x: (inside.append(usual_weights(layer, x, EDGES)), x.sum())[1]
-    )(x)
+    torch.func.grad(lambda x: (inside.append(usual_call(layer, x, EDGES)), x.sum())[1])(
+        x
+    )
     assert inside == [None]
     handle = torch.nn.modules.module.register_module_forward_hook(_hook)
     try:
-        assert usual_weights(layer, x, EDGES) is None
+        assert usual_call(layer, x, EDGES) is None
     finally:
         handle.remove()
-    assert usual_weights(layer, x, EDGES) is not None
+    assert usual_call(layer, x, EDGES) is not None
+
+
+@pytest.mark.parametrize("name", ["message", "propagate", "edge_updater"])
+def test_methods_replaced_later_are_looked_at(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, layer = torch.randn(3, 4), GATConv(4, 2)
+    assert usual_call(layer, x, EDGES) is not None
+    monkeypatch.setattr(GATConv, name, lambda *_: None, raising=False)
+    assert usual_call(layer, x, EDGES) is None

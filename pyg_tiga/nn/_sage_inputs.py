@@ -1,0 +1,91 @@
+"""What SAGEConv may do with its edges and parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_tiga.functional.aggregation import Maps
+from pyg_tiga.functional.relations import is_traced
+from pyg_tiga.nn._inputs import is_edge_list, usual_graph, usual_shape
+from pyg_tiga.nn._linear import has_bias, is_plain, is_untouched
+from pyg_tiga.relation.graph import Graph
+
+__all__: list[str] = []
+
+LINEAR_REDUCTIONS = ("sum", "add", "mean")
+
+
+def plain_maps(
+    layer: Any, x_src: Tensor, x_dst: Tensor | None, edges: Any
+) -> Maps | None:
+    """The maps behind the aggregate, where they can run in one step with it."""
+    if (
+        x_src.dim() != 2
+        or torch._C._is_any_autocast_enabled()
+        or is_traced(x_src)
+        or _has_values(edges)
+    ):
+        return None
+    modules = layer._modules
+    lin_l, right = modules["lin_l"], None
+    if layer.root_weight and x_dst is not None:
+        lin_r = modules["lin_r"]
+        if x_dst.dim() != 2 or x_dst.dtype != x_src.dtype:
+            return None
+        if not is_plain(lin_r) or has_bias(lin_r):
+            return None
+        right = lin_r._parameters["weight"]
+    if not is_plain(lin_l):
+        return None
+    left = lin_l._parameters
+    if left["weight"].dtype != x_src.dtype:
+        return None
+    return Maps(left["weight"], left["bias"], right)
+
+
+def usual_call(layer: Any, x: Any, edge_index: Any) -> tuple[Graph, Maps] | None:
+    """Graph and maps of a call like most: one step, with nothing to say about it.
+
+    That is, all that a layer checks before :func:`plain_maps` and there in one
+    condition, for the features of one kind of nodes and an edge list, and nothing else.
+    Where it does not hold, the checks one by one find out why, or that all is well. For
+    eager calls; in which order to aggregate and to transform is another question.
+    """
+    # Whether a tracer listens comes before anything that it would record.
+    if layer.project or layer.aggr not in LINEAR_REDUCTIONS or not layer._is_usual():
+        return None
+    shape = usual_shape(x)
+    if shape is None:
+        return None
+    num_nodes, width = shape
+    modules, dtype = layer._modules, x.dtype
+    # No module hears of all calls, or the layer were not usual.
+    lin_l, right = modules.get("lin_l"), None
+    if not is_untouched(lin_l) or lin_l.in_channels != width:
+        return None
+    if layer.root_weight:
+        lin_r = modules.get("lin_r")
+        if not is_untouched(lin_r) or lin_r.in_channels != width:
+            return None
+        maps = lin_r._parameters
+        right = maps.get("weight")
+        if right is None or right.dtype is not dtype:
+            return None
+        if "bias" not in maps or maps["bias"] is not None:
+            return None
+    maps = lin_l._parameters
+    left = maps.get("weight")
+    if left is None or left.dtype is not dtype or "bias" not in maps:
+        return None
+    graph = usual_graph(edge_index, x, num_nodes, layer.flow)
+    return None if graph is None else (graph, Maps(left, maps["bias"], right))
+
+
+def _has_values(edges: Any) -> bool:
+    """Whether a relation weights its edges: matrices do, and some graphs."""
+    if isinstance(edges, Graph):
+        return edges.value is not None
+    return not is_edge_list(edges)
