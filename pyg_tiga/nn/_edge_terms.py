@@ -37,7 +37,7 @@ def edge_terms(
     if _is_lazy(lin):
         lin(_as_matrix(edge_attr)[:0])
     heads, channels = att.size(1), att.size(2)
-    weight = lin._parameters["weight"].view(heads, channels, -1)
+    weight = lin.weight.view(heads, channels, -1)
     folded = (weight * att.view(heads, channels, 1)).sum(1).t()  # [D, H]
     device = edge_attr.device.type
     if not torch.is_autocast_enabled(device):

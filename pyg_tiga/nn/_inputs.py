@@ -246,7 +246,7 @@ def check_features(name: str, x: Any, module: torch.nn.Module | None) -> None:
 
 
 def _check_dtype(name: str, x: Tensor, module: torch.nn.Module) -> None:
-    dtype = module._parameters["weight"].dtype
+    dtype = module.weight.dtype
     if x.dtype != dtype and not (
         x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
     ):

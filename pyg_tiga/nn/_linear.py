@@ -69,7 +69,7 @@ def reads_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return (
         type(one) is type(other) is Linear
         and one.in_channels == other.in_channels > 0
-        and one._parameters["weight"].dtype == other._parameters["weight"].dtype
+        and one.weight.dtype == other.weight.dtype
     )
 
 
@@ -91,7 +91,7 @@ def transform_first(
         return False
     if not is_plain(lin):
         return False
-    weight = lin._parameters["weight"]
+    weight = lin.weight
     wide, narrow = weight.size(1), weight.size(0)
     trains = torch.is_grad_enabled()
     wide_passes = 2 if trains and x.requires_grad else 1

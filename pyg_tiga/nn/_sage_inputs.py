@@ -37,13 +37,13 @@ def plain_maps(
             return None
         if not is_plain(lin_r) or has_bias(lin_r):
             return None
-        right = lin_r._parameters["weight"]
+        right = lin_r.weight
     if not is_plain(lin_l):
         return None
-    left = lin_l._parameters
-    if left["weight"].dtype != x_src.dtype:
+    # As attributes: where a model is replicated, they are no parameters.
+    if lin_l.weight.dtype != x_src.dtype:
         return None
-    return Maps(left["weight"], left["bias"], right)
+    return Maps(lin_l.weight, lin_l.bias, right)
 
 
 def usual_call(layer: Any, x: Any, edge_index: Any) -> tuple[Graph, Maps] | None:

@@ -267,18 +267,18 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         counts: tuple[int, int],
     ) -> Tensor:
         """Aggregate the sources behind the weight of ``lin_l``, and add the rest."""
-        left = self._modules["lin_l"]._parameters
-        x_src = F.linear(x_src, left["weight"])  # [*, N_src, F_out]
+        lin_l = self._modules["lin_l"]
+        x_src = F.linear(x_src, lin_l.weight)  # [*, N_src, F_out]
         out = functional.spmm(
             edges, x_src, None, self.aggr, size=counts, flow=self.flow
         )
-        bias = left["bias"]
+        bias = lin_l.bias
         if not self.root_weight or x_dst is None:
             return out if bias is None else out + bias.to(out.dtype)
         lin_r = self._modules["lin_r"]
         if is_plain(lin_r) and not has_bias(lin_r):
             # The product's epilogue adds the bias at no cost.
-            root = F.linear(x_dst, lin_r._parameters["weight"], bias)
+            root = F.linear(x_dst, lin_r.weight, bias)
         else:
             root = lin_r(x_dst)
             root = root if bias is None else root + bias.to(root.dtype)
