@@ -318,7 +318,7 @@ class Prepared:
         for room, slot in zip(self._rooms, slots[len(self._slots) :], strict=True):
             sources += [(parameter, slot.place, place) for parameter, place in room]
         # Parameters of a value that is compiled in are not passed.
-        kinds = list(compiled.kernel.src.signature.values())
+        kinds = list(_signature(compiled.kernel).values())
         passed = [i for i, kind in enumerate(kinds) if kind != "constexpr"]
         words = [_word(self._template[i], kinds[i]) for i in passed]
         warps, _, shared = compiled.metadata[:3]
@@ -417,6 +417,14 @@ def _check_plain(compiled: _Compiled) -> None:
     more += ("launch_cooperative_grid", "launch_pdl")
     if compiled.metadata[1] != 1 or any(getattr(run, name, True) for name in more):
         raise NotReplayed("a kernel needs more than a plain launch")
+
+
+def _signature(kernel: Any) -> dict[Any, str]:
+    """Types of a compiled kernel's parameters, in order."""
+    signature = getattr(getattr(kernel, "src", None), "signature", None)
+    if signature is None:
+        raise NotReplayed("Triton does not say what a kernel's parameters are")
+    return signature
 
 
 def _size(kind: str) -> int:

@@ -28,10 +28,11 @@ class Replay:
     """Tensors to tensors, by allocations, products and launches of prepared kernels.
 
     Args:
-        work: Takes the stream and the tensors, and gives those that it made. Everything
-            but the data of the tensors must be the same at every call: shapes, dtypes,
-            strides, and which of them are None. It treats tensors by the functions of
-            this module, by what a `Slot` has, and by calling `Prepared` kernels.
+        work: Takes the stream and the tensors, and gives those that it made. Shapes of
+            what it allocates, and dtypes and strides of what kernels are given, must
+            be the same at every call, and so should be which tensors are None. It
+            treats tensors by the functions of this module, by what a `Slot` has, and by
+            calling `Prepared` kernels.
     """
 
     __slots__ = ("_steps", "_tries", "_work")
@@ -52,7 +53,8 @@ class Replay:
                 self._record(index, tensors)
             return found
         found = steps.run(stream, *tensors)
-        # Operands may lie where kernels compiled for aligned ones cannot read.
+        # Operands may lie where kernels compiled for aligned ones cannot read, or not
+        # be there.
         return self._work(stream, *tensors) if found is None else found
 
     def _record(self, index: int, tensors: tuple[Tensor | None, ...]) -> None:
@@ -79,7 +81,8 @@ def record(
         for i, tensor in enumerate(tensors)
     ]
     results = work(steps, *slots)
-    steps.finish([None if slot is None else slot.place for slot in results])
+    places = [None if slot is None else slot.place for slot in results]
+    steps.finish(places, [tensor is not None for tensor in tensors])
     return steps
 
 

@@ -139,9 +139,7 @@ class LinearSum:
     """
 
     def __init__(self, graph: Graph, *made: Any) -> None:
-        self._sum = SumPass(graph, *made)
-        self.is_replayable = not self._sum.prescales
-        self.refresh = self._sum.refresh
+        self.sum = SumPass(graph, *made)
         self.run = Replay(self._run)
 
     def _run(
@@ -153,7 +151,7 @@ class LinearSum:
         x_dst: Tensor | None,  # [N_dst, F_dst]
         right: Tensor | None,  # [F_out, F_dst]
     ) -> tuple[Tensor, ...]:
-        aggregate = self._sum(stream, x)
+        aggregate = self.sum(stream, x)
         out = linear(aggregate, left, bias)
         if right is not None:
             out.addmm_(x_dst, right.t())
@@ -188,9 +186,7 @@ class LinearSumBackward:
 
     def __init__(self, needs: Needs, same: bool, graph: Graph, *made: Any) -> None:
         self._needs, self._same = needs, same
-        self._sum = SumPass(graph, *made)
-        self.is_replayable = not self._sum.prescales
-        self.refresh = self._sum.refresh
+        self.sum = SumPass(graph, *made)
         self.run = Replay(self._run)
 
     def _run(
@@ -206,7 +202,7 @@ class LinearSumBackward:
         needs, turned = self._needs, grad.t()
         grad_x = None
         if needs.x:
-            grad_x = self._sum(stream, grad.mm(left))
+            grad_x = self.sum(stream, grad.mm(left))
             if self._same:
                 grad_x.addmm_(grad, right)
         return (

@@ -52,15 +52,16 @@ class _Build:
 def steps_class() -> Any:
     """The class `Steps` of `steps.cpp`, or None as long as there is none.
 
-    The first question starts the build; with ``PYG_TIGA_NATIVE=wait`` it waits for it,
-    and with ``off`` there is none.
+    The first question starts the build. With ``PYG_TIGA_NATIVE=wait`` it waits for it,
+    and with ``off`` the answer is None.
     """
+    mode = settings().native
+    if mode == "off":
+        return None
     if _build.made is None:
-        mode = settings().native
-        if mode != "off":
-            thread = _build.start()
-            if mode == "wait":
-                thread.join()
+        thread = _build.start()
+        if mode == "wait":
+            thread.join()
     return _build.made
 
 

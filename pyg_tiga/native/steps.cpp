@@ -152,24 +152,26 @@ class Steps {
     return std::nullopt;
   }
 
-  // Slots that a call gives back; None where there is none.
-  void finish(std::vector<std::optional<size_t>> results) {
+  // Slots that a call gives back, None where there is none, and which inputs it needs.
+  void finish(std::vector<std::optional<size_t>> results, std::vector<bool> needed) {
     results_ = std::move(results);
+    needed_ = std::move(needed);
     finished_ = true;
   }
 
-  // Nothing where an input lies in memory as the kernels do not expect.
+  // Nothing where other inputs are there than at recording, or where one lies in memory
+  // as the kernels do not expect.
   py::object run(uintptr_t stream, const py::args& inputs) const {
     HANDLE_TH_ERRORS
     Call call{std::vector<at::Tensor>(size_), reinterpret_cast<void*>(stream)};
     TORCH_CHECK(inputs.size() == inputs_, "expected ", inputs_, " tensors");
     for (size_t i = 0; i < inputs_; ++i) {
       PyObject* given = PyTuple_GET_ITEM(inputs.ptr(), i);
-      if (given != Py_None) call.slots[i] = THPVariable_Unpack(given);
+      if ((given != Py_None) != needed_[i]) return py::none();
+      if (needed_[i]) call.slots[i] = THPVariable_Unpack(given);
     }
     for (size_t slot : aligned_)
-      if (!call.slots[slot].defined() || address(call.slots[slot]) % kAlignment)
-        return py::none();
+      if (address(call.slots[slot]) % kAlignment) return py::none();
     {
       py::gil_scoped_release others;
       for (const auto& step : steps_) step(call);
@@ -205,6 +207,7 @@ class Steps {
   std::vector<std::function<void(Call&)>> steps_;
   std::vector<size_t> aligned_;
   std::vector<std::optional<size_t>> results_;
+  std::vector<bool> needed_;
 };
 
 }  // namespace

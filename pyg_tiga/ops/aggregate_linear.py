@@ -61,9 +61,9 @@ def _forward(
         with device_guard(index):
             return _forward(graph, x, x_dst, maps, normalize)
     plan = bodies.remember_plan(bodies.spmm_plan(graph, x, None, normalize))
-    run = _found(graph, plan, x, "linear_sum", LinearSum)
+    run = _found(graph, plan, x, (maps.bias is None, x_dst is None), LinearSum)
     if run is not None:
-        run.refresh()
+        run.sum.refresh()
         return run.run(x, maps.left, maps.bias, x_dst, maps.right)
     aggregate = plan.run(graph, x, None)
     out = F.linear(aggregate, maps.left, maps.bias)
@@ -73,11 +73,14 @@ def _forward(
 
 
 def _found(
-    graph: Graph, plan: Plan, x: Tensor, name: str, make: Any, *first: Any
+    graph: Graph, plan: Plan, x: Tensor, absent: Any, make: Any, *first: Any
 ) -> Any:
-    """What launches a sum of x and all around it, found again; None if nothing does."""
+    """What launches a sum of x and all around it, found again; None if nothing does.
+
+    `absent` says which operands are None: each replay is for those that are there.
+    """
     stride = x.stride(0)
-    key = (name, plan.problem, stride, *first)
+    key = (make, plan.problem, stride, absent, *first)
     known = graph.scratch
     run = known.get(key)
     if run is None and key not in known:
@@ -87,7 +90,8 @@ def _found(
             and 0 not in (plan.problem.num_dst, plan.problem.features)
         ):
             run = make(*first, graph, plan.problem, plan.schedule, stride)
-            run = run if run.is_replayable else None
+            # Rows that are scaled beforehand are no step.
+            run = None if run.sum.prescales else run
         known[key] = run
     return run
 
@@ -137,14 +141,11 @@ def _backward(
         # Of a product of the shape and dtype of x, but rows that follow one another.
         like = x if x.is_contiguous() else x.new_empty(1, x.size(1))
         plan = bodies.spmm_plan(reverse, like, None, flipped)
-        first = (Needs(needs[0], needs[1], *needs[2:]), same)
-        run = _found(
-            reverse, plan, like, "linear_sum_backward", LinearSumBackward, *first
-        )
+        made = (right is None, LinearSumBackward, Needs(*needs), same)
+        run = _found(reverse, plan, like, *made)
         if run is not None:
-            run.refresh()
-            found = run.run(grad, x, left, aggregate, x_dst, right)
-            return found
+            run.sum.refresh()
+            return run.run(grad, x, left, aggregate, x_dst, right)
         grad_x = bodies.spmm(reverse, grad @ left, None, flipped)
         if same:
             grad_x.addmm_(grad, right)

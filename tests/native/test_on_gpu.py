@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -105,6 +106,32 @@ def test_steps_give_what_python_gives(
         assert equal(step(layer, x, edge_index), expected)
     assert noted.recorded == recorded
     assert noted.replayed == 3 * recorded
+
+
+def test_layers_on_one_graph_do_not_share_what_differs(noted: Noted) -> None:
+    edge_index, dtype = edges(True), torch.float32
+    layers = [
+        SAGEConv(64, 64, **options).cuda()
+        for options in (
+            {},
+            {"bias": False},
+            {"root_weight": False},
+            {"bias": False, "root_weight": False},
+            {"aggr": "sum"},
+        )
+    ]
+    layers += [GATConv(64, 16, heads=4, **o).cuda() for o in ({}, {"bias": False})]
+    x = features(layers[0], dtype)
+    for _ in range(3):
+        for layer in layers:
+            theirs = type(layer)._pyg_class
+            found = step(layer, x, edge_index)
+            twin = copy.deepcopy(layer)
+            twin.__class__ = theirs
+            wide = [x.detach().double().requires_grad_()]
+            expected = step(twin.double(), *wide, edge_index)
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

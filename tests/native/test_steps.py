@@ -97,7 +97,7 @@ def test_rooms_and_parts(steps_class: Any) -> None:
 
 def test_an_error_of_pytorch_stays_one(steps_class: Any) -> None:
     steps = steps_class(2)
-    steps.finish([steps.mm(0, 1)])
+    steps.finish([steps.mm(0, 1)], [True, True])
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         steps.run(0, torch.ones(2, 3), torch.ones(2, 3))
     with pytest.raises(RuntimeError, match="expected 2 tensors"):
@@ -118,7 +118,7 @@ def test_what_nothing_needs_is_freed() -> None:
         def release(self, place: int) -> None:
             noted.append(("freed", place))
 
-        def finish(self, places: list[int]) -> None:
+        def finish(self, places: list[int], needed: list[bool]) -> None:
             noted.append(("gives", places[0]))
 
     def work(stream: Any, x: Any) -> tuple[Any, ...]:
@@ -172,7 +172,7 @@ def launched(steps_class: Any) -> Iterator[tuple[Driver, Any]]:
     pointers = [(0, 1, 0), (4, room, 128)]
     made = (99, [3, 2, 1], 64, 1024, words, [], pointers, False)
     assert steps.kernel(*made) is None
-    steps.finish([room])
+    steps.finish([room], [True, True])
     return driver, steps
 
 
@@ -198,6 +198,17 @@ def test_operands_of_kernels_are_aligned(launched: tuple[Driver, Any]) -> None:
     assert steps.run(0, other, torch.ones(8)) is not None
 
 
+def test_which_inputs_are_there_is_part_of_the_steps(steps_class: Any) -> None:
+    def work(stream: Any, x: Any, w: Any, b: Any) -> tuple[Any, ...]:
+        return (linear(x, w, b),)
+
+    x, w, b = torch.randn(3, 2), torch.randn(4, 2), torch.randn(4)
+    for first, second in ((b, None), (None, b)):
+        steps = record(steps_class(3), work, 0, (x, w, first))
+        same(steps.run(0, x, w, first), work(0, x, w, first))
+        assert steps.run(0, x, w, second) is None
+
+
 def test_a_refused_launch_is_an_error(launched: tuple[Driver, Any]) -> None:
     driver, steps = launched
     driver.status = 700
@@ -214,7 +225,7 @@ def test_kernels_that_cannot_be_launched(steps_class: Any) -> None:
     # Nothing describes the parameters where there is no driver or no such function.
     assert steps.kernel(*args, [0], [8], [], True) is not None
     assert steps.kernel(1, [0, 1, 1], 32, 0, [0], [], [], False) is None
-    steps.finish([])
+    steps.finish([], [])
     assert steps.run(0) == ()
     assert not driver.launches
 
@@ -254,6 +265,8 @@ def test_no_build_where_it_is_off(
     monkeypatch.setattr(build, "_load", lambda: pytest.fail("built"))
     assert build.steps_class() is None
     assert fresh._thread is None
+    fresh.made = object()
+    assert build.steps_class() is None
 
 
 @pytest.mark.parametrize(
