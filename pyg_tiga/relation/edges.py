@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -199,8 +200,7 @@ class Edges:
             refuse_capture(self.device, "A relation")
             self._require_nodes()
             checks.poll_all()
-            # Built under inference mode, it could not be saved for a later backward.
-            with torch.inference_mode(False), torch.no_grad():
+            with _for_later():
                 try:
                     built = self._group(end)
                 finally:
@@ -299,6 +299,16 @@ def _edge_index(grouping: Grouping, end: int) -> Tensor:
     if grouping.perm is None:
         return both
     return torch.empty_like(both).index_copy_(1, grouping.perm.long(), both)
+
+
+def _for_later() -> AbstractContextManager[object]:
+    """Outside of inference mode: a later backward could not save what is made in it.
+
+    All of it are integers, of which no gradients are recorded.
+    """
+    if torch.is_inference_mode_enabled():
+        return torch.inference_mode(False)
+    return nullcontext()
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls import launch
-from pyg_tiga.impls.launch import Launcher, Prepared, room_of
+from pyg_tiga.impls.launch import Launcher, NotReplayed, Prepared, room_of
 
 GRID = (3, 1, 1)
 NAMES = ("x_ptr", "index_ptr", "out_ptr", "rows", "width", "FLAG")
@@ -104,6 +104,111 @@ def test_a_room_holds_several_pointers() -> None:
     run(0, buffer)
     addresses = (x.data_ptr(), index.data_ptr(), out.data_ptr())
     assert kernel.fired == [(*addresses, 5, 4, True)]
+
+
+class Steps:
+    """Notes what is made a step."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.kernels: list[tuple[Any, ...]] = []
+        self._reason = reason
+
+    def kernel(self, *args: Any) -> str | None:
+        self.kernels.append(args)
+        return self._reason
+
+
+KINDS = ("*fp32", "*i32", "*fp32", "i32", "i64", "constexpr")
+PLAIN = {
+    "global_scratch_size": 0,
+    "profile_scratch_size": 0,
+    "launch_cooperative_grid": False,
+    "launch_pdl": False,
+}
+
+
+def _recordable(
+    kinds: tuple[str, ...] = KINDS, width: float = -4, **needs: Any
+) -> tuple[Prepared, Tensor]:
+    """A prepared kernel of two warps that has run, and its index."""
+    kernel, index = Kernel(), _index()
+    given = {"index_ptr": index, "rows": 5, "width": width, "FLAG": True}
+    room = room_of({"other_ptr": 40, "out_ptr": 3})
+    run = Prepared(kernel, (3,), given, ("x_ptr", room), index)
+    run(0, _tensors()[0], OnDevice(torch.zeros(room.size)))
+    kernel.src = SimpleNamespace(signature=dict(zip(NAMES, kinds, strict=True)))
+    plain = SimpleNamespace(**{**PLAIN, **needs})
+    metadata = (2, needs.get("num_ctas", 1), 96)
+    run._compiled = launch._Compiled(kernel, plain, 17, metadata)
+    return run, index
+
+
+def _slots(*places: int) -> tuple[Any, ...]:
+    return tuple(SimpleNamespace(place=place) for place in places)
+
+
+def test_a_launch_becomes_a_step() -> None:
+    run, index = _recordable()
+    steps = Steps()
+    run(steps, *_slots(2, 6))
+    ((function, grid, threads, shared, words, sizes, pointers, described),) = (
+        steps.kernels
+    )
+    assert (function, grid, threads, shared, described) == (17, GRID, 64, 96, True)
+    # What is compiled in is not passed; two buffers of Triton's are.
+    assert words[1] == index.data_ptr()
+    assert words[3:] == [5, (1 << 64) - 4, 0, 0]
+    assert sizes == [8, 8, 8, 4, 8, 8, 8]
+    assert pointers == [(0, 2, 0), (2, 6, 64 * 4)]
+
+
+@pytest.mark.parametrize(
+    "kind, value, word",
+    [
+        ("fp32", 1.0, 0x3F800000),
+        ("fp32", -0.0, 0x80000000),
+        ("i1", True, 1),
+        ("i32", -1, (1 << 64) - 1),
+        ("u64", 1 << 63, 1 << 63),
+    ],
+)
+def test_numbers_are_passed_as_words(kind: str, value: float, word: int) -> None:
+    run, _ = _recordable((*KINDS[:4], kind, "constexpr"), value)
+    steps = Steps()
+    run(steps, *_slots(0, 1))
+    size = {"fp32": 4, "i1": 1, "i32": 4, "u64": 8}[kind]
+    assert (steps.kernels[0][4][4], steps.kernels[0][5][4]) == (word, size)
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        {"global_scratch_size": 64},
+        {"profile_scratch_size": 64},
+        {"launch_cooperative_grid": True},
+        {"launch_pdl": True},
+        {"num_ctas": 2},
+    ],
+    ids=lambda needs: next(iter(needs)),
+)
+def test_what_is_more_than_a_launch_is_no_step(needs: dict[str, Any]) -> None:
+    run, _ = _recordable(**needs)
+    with pytest.raises(NotReplayed, match="more than a plain launch"):
+        run(Steps(), *_slots(0, 1))
+
+
+def test_why_a_launch_is_no_step() -> None:
+    run, _ = _recordable((*KINDS[:4], "fp64", "constexpr"))
+    with pytest.raises(NotReplayed, match="'fp64'"):
+        run(Steps(), *_slots(0, 1))
+    run, _ = _recordable()
+    with pytest.raises(NotReplayed, match="the driver says no"):
+        run(Steps("the driver says no"), *_slots(0, 1))
+    with pytest.raises(NotReplayed, match="aligned"):
+        _prepared(Kernel(), _index())(Steps(), *_slots(0, 1))
+    del run._compiled.kernel.src
+    with pytest.raises(NotReplayed, match="does not say"):
+        run(Steps(), *_slots(0, 1))
 
 
 def test_registers_are_bounded_where_the_compiler_can_be_told() -> None:

@@ -158,7 +158,9 @@ def test_parameters_that_lie_elsewhere(noted: Noted) -> None:
         moved = torch.empty(129, device="cuda")[1:].view(1, 4, 32)
         layer.att_src.data = moved.copy_(layer.att_src)
     assert layer.att_src.data_ptr() % 16
-    assert equal(step(layer, x, edge_index), expected)
+    for one, other in zip(step(layer, x, edge_index), expected, strict=True):
+        # Loads of another width may add up in another order.
+        torch.testing.assert_close(one, other)
 
 
 def test_a_gradient_of_other_strides(noted: Noted) -> None:
