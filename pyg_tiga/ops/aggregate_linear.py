@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_tiga.impls.launch import device_guard, is_current
 from pyg_tiga.impls.triton_sum import LinearSum, LinearSumBackward, Needs
 from pyg_tiga.ops import bodies
+from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import EAGER, apply_function, wants_grad
 from pyg_tiga.ops.gradients import FLIPPED
 from pyg_tiga.planner import Plan
@@ -119,6 +120,7 @@ class _AggregateLinear(torch.autograd.Function):
         return out
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, aggregate = ctx.saved_tensors
         if torch.is_grad_enabled():

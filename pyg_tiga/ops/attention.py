@@ -18,6 +18,7 @@ from pyg_tiga.impls import (
     triton_nodes,
 )
 from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
+from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import find_plan, remember_plan
 from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.planner import Plan
@@ -89,6 +90,7 @@ class _Attention(torch.autograd.Function):
         return state.out
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
         inputs, state = saved[:5], State(*saved[5:])
@@ -150,6 +152,7 @@ class _GatAttention(torch.autograd.Function):
         return state.out
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
         x_src, x_dst, att_src, att_dst, alpha_src, alpha_dst, term, loop_term = saved[

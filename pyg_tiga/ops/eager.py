@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.ops import bodies, gradients
+from pyg_tiga.ops.batched import batchable
 from pyg_tiga.relation.graph import Graph
 
 
@@ -23,6 +24,7 @@ class _Spmm(torch.autograd.Function):
         return bodies.spmm(graph, x, weight, normalize)
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         found = gradients.spmm(
@@ -39,6 +41,7 @@ class _Sddmm(torch.autograd.Function):
         return bodies.sddmm(graph, a, b, normalize)
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs = ctx.needs_input_grad[:2]
         found = gradients.sddmm(
@@ -59,6 +62,7 @@ class _Extremum(torch.autograd.Function):
         return out
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x = EAGER.extremum_backward(ctx.graph, grad, *ctx.saved_tensors, ctx.ties)
         return grad_x, None, None, None
@@ -80,6 +84,7 @@ class _ExtremumBackward(torch.autograd.Function):
         return bodies.spmm_extremum_backward(graph, grad, x, out, aux, ties)
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, value: Tensor) -> tuple[Tensor | None, ...]:
         call = EAGER.extremum_select
         selected = call(ctx.graph, value, *ctx.saved_tensors, ctx.ties)
@@ -102,6 +107,7 @@ class _ExtremumSelect(torch.autograd.Function):
         return bodies.spmm_extremum_select(graph, value, x, out, aux, ties)
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         call = EAGER.extremum_backward
         grad_value = call(ctx.graph, grad, *ctx.saved_tensors, ctx.ties)

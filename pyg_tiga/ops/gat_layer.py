@@ -22,6 +22,7 @@ from pyg_tiga.impls.triton_gat import (
     Needs,
 )
 from pyg_tiga.ops import attention
+from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import remember_plan
 from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.planner import Plan, pinned
@@ -175,6 +176,7 @@ class _GatLayer(torch.autograd.Function):
         return out
 
     @staticmethod
+    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *rest, seed, out, kept, positive, values = ctx.saved_tensors
         weights = Weights(*rest)

@@ -1,0 +1,75 @@
+"""Backwards of many gradients at once, as `is_grads_batched` has them: in turn.
+
+PyTorch runs the backward of a node once, on a tensor that stands for all gradients,
+and kernels cannot read it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_legacy_batchedtensor,
+    maybe_get_bdim,
+    maybe_get_level,
+)
+
+Gradients = tuple[Tensor | None, ...]
+Backward = Callable[[Any, Tensor], Gradients]
+
+
+def batchable(backward: Backward) -> Backward:
+    """Let the backward of an autograd function be called on many gradients at once."""
+
+    @functools.wraps(backward)
+    def wrapped(ctx: Any, grad: Tensor) -> Gradients:
+        if is_legacy_batchedtensor(grad) or is_batchedtensor(grad):
+            return _in_turn(backward, ctx, grad)
+        return backward(ctx, grad)
+
+    return wrapped
+
+
+class _Held:
+    """A context whose saved tensors stay for the next gradient."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+        self.saved_tensors = ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def maybe_clear_saved_tensors(self) -> None:
+        """Not yet."""
+
+
+def _in_turn(backward: Backward, ctx: Any, grad: Tensor) -> Gradients:
+    grads, batch = _taken_apart(grad)
+    held = _Held(ctx)
+    # Each may be a batch of an outer transform.
+    found = [batchable(backward)(held, one) for one in grads.unbind(0)]
+    return tuple(
+        None if one[0] is None else batch(torch.stack(one))
+        for one in zip(*found, strict=True)
+    )
+
+
+def _taken_apart(grad: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Gradients as one tensor ``[B, ...]``, and what makes a batch of such a one."""
+    if is_batchedtensor(grad):
+        level, dim = maybe_get_level(grad), maybe_get_bdim(grad)
+        grads = get_unwrapped(grad).movedim(dim, 0)
+        return grads, lambda x: _functorch._add_batch_dim(x, 0, level)
+    # The innermost of PyTorch's own batches is the one that runs.
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    grads = torch._remove_batch_dim(grad, level, 1, 0)
+    return grads, lambda x: torch._add_batch_dim(x, 0, level)
