@@ -96,7 +96,7 @@ def additive_attention(
     edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
     scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
-    weight, largest, total = _softmax(edges, scores)
+    weight, largest, total = softmax(edges, scores)
     weight = _drop(edges, weight, keep, dropout)
     message = value.to(weight.dtype).index_select(0, edges.src)  # [K, H, C]
     out = edges.sum_to_dst(weight.unsqueeze(-1) * message)  # [N_dst, H, C]
@@ -128,7 +128,7 @@ def attention_weights(
     edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
     scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
-    weight = _drop(edges, _softmax(edges, scores)[0], keep, dropout)
+    weight = _drop(edges, softmax(edges, scores)[0], keep, dropout)
     weight = weight.to(promoted(alpha_src, alpha_dst, edge_term, loop_term))
     every = weight.new_zeros(edges.num_stored + num_loops, weight.size(1))
     every = every.index_copy(0, edges.place, weight)
@@ -176,7 +176,7 @@ def _scores(
     return F.leaky_relu(pre, negative_slope)
 
 
-def _softmax(edges: _Edges, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def softmax(edges: _Edges, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weights [K, H], largest score and sum of each row [N_dst, H]."""
     index = edges.dst.unsqueeze(1).expand_as(scores)
     # Rows that nothing reaches keep the 0.

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
-from pyg_tiga._philox import kept
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.ops import attention, attention_library, transformed
+from pyg_tiga.ops import attention, attention_library, transformed, weights_library
 from pyg_tiga.ops.gat_layer import Weights
 from pyg_tiga.ops.gat_layer import gat_layer as run_gat_layer
 from pyg_tiga.ops.library import Handle
@@ -225,26 +224,15 @@ def additive_attention_weights(
         ``[L, H]`` of the implicit loops.
     """
     size = (alpha_src.size(0), alpha_dst.size(0)) if size is None else size
-    graph = graph_of(relation, alpha_src.size(0), size, flow)
+    related = relation_for_ops(relation, alpha_src.size(0), size, flow)
     options, seed = _options(
-        graph, alpha_src, negative_slope, self_loops, dropout, seed, "time"
+        related, alpha_src, negative_slope, self_loops, dropout, seed, "time"
     )
-    keep = None
-    if options.dropout > 0:
-        ids = graph.num_edges + options.num_loops
-        keep = kept(seed, ids, alpha_src.size(1), options.dropout)
-    return reference.attention_weights(
-        graph,
-        alpha_src,
-        alpha_dst,
-        edge_term=edge_term,
-        loop_term=loop_term,
-        negative_slope=options.scale,
-        num_loops=options.num_loops,
-        edge_mask=edge_mask,
-        keep=keep,
-        dropout=options.dropout,
-    )
+    given = (alpha_src, alpha_dst, edge_term, loop_term)
+    run = weights_library.weights_of
+    if isinstance(related, Handle):
+        run = weights_library.attention_weights
+    return run(related, given, edge_mask, seed, options)
 
 
 def _options(

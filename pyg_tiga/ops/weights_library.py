@@ -1,0 +1,184 @@
+"""The weights of edge attention: the compiled road, as `torch.library` ops.
+
+They are the reference's, on both roads: what they cost is what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyg_tiga import reference_attention as reference
+from pyg_tiga._philox import kept
+from pyg_tiga.impls.attention_types import Options
+from pyg_tiga.ops.library import Handle, define
+from pyg_tiga.relation.graph import Graph
+
+Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def weights_of(
+    graph: Graph,
+    given: Given,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """Weights of edges ``[E, H]`` and loops ``[L, H]``, differentiable.
+
+    Args:
+        graph: The relation.
+        given: Source and destination scores, edge and loop terms.
+        mask: Which edges take part.
+        seed: Of dropout.
+        options: Of the attention.
+    """
+    alpha_src, alpha_dst, term, loop_term = given
+    keep = None
+    if options.dropout > 0:
+        ids = graph.num_edges + options.num_loops
+        keep = kept(seed, ids, alpha_src.size(1), options.dropout)
+    return reference.attention_weights(
+        graph,
+        alpha_src,
+        alpha_dst,
+        edge_term=term,
+        loop_term=loop_term,
+        negative_slope=options.scale,
+        num_loops=options.num_loops,
+        edge_mask=mask,
+        keep=keep,
+        dropout=options.dropout,
+    )
+
+
+def _forward(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    slope: float,
+    num_loops: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    given = (alpha_src, alpha_dst, term, loop_term)
+    options = Options(slope, num_loops, dropout)
+    weights, loops = weights_of(graph, given, mask, seed, options)
+    return weights.clone(), loops.clone()
+
+
+def _backward(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    grad_loops: Tensor,
+    alpha_src: Tensor,
+    alpha_dst: Tensor,
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    slope: float,
+    num_loops: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    edges = reference.edges_of(graph, num_loops, mask)
+    terms = edges.pick(term, loop_term)
+    pre = reference.pre_activations(edges, alpha_src, alpha_dst, terms)  # [K, H]
+    weight, _, _ = reference.softmax(edges, F.leaky_relu(pre, slope))
+    grads = edges.pick(grad, grad_loops).to(pre.dtype)  # [K, H]
+    if dropout > 0:
+        ids = graph.num_edges + num_loops
+        keep = kept(seed, ids, alpha_src.size(1), dropout).index_select(0, edges.place)
+        grads = grads * keep * Options(slope, num_loops, dropout).factor
+    # Of the softmax, then of the LeakyReLU, whose slope at 0 is that below.
+    mean = edges.sum_to_dst(weight * grads).index_select(0, edges.dst)
+    grads = weight * (grads - mean) * torch.where(pre > 0, 1.0, slope)
+    by_src = grads.new_zeros(alpha_src.shape).index_add(0, edges.src, grads)
+    every = grads.new_zeros(graph.num_edges + num_loops, grads.size(1))
+    every = every.index_copy(0, edges.place, grads)
+    found = (by_src, edges.sum_to_dst(grads), *every.tensor_split([graph.num_edges]))
+    given = (alpha_src, alpha_dst, term, loop_term)
+    # Copies: parts of one tensor would be aliases.
+    return tuple(
+        alpha_src.new_empty(0) if x is None else value.to(x.dtype, copy=True)
+        for x, value in zip(given, found, strict=True)
+    )
+
+
+forward_op = define("attention_weights", _forward)
+backward_op = define("attention_weights_backward", _backward)
+
+
+@forward_op.register_fake
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    alpha_src, num_loops = rest[0], rest[7]
+    heads, dtype = alpha_src.size(1), reference.promoted(*rest[:4])
+    shapes = ((index[-1].size(-1), heads), (num_loops, heads))
+    return tuple(alpha_src.new_empty(shape, dtype=dtype) for shape in shapes)
+
+
+@backward_op.register_fake
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    grad_loops: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    return tuple(
+        rest[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in rest[:4]
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    index, *ctx.relation = inputs[:4]
+    ctx.num_index, ctx.numbers = len(index), inputs[10:]
+    ctx.save_for_backward(*index, *inputs[4:10])
+
+
+def _vjp(ctx: Any, grad: Tensor, grad_loops: Tensor) -> tuple[Any, ...]:
+    index = list(ctx.saved_tensors[: ctx.num_index])
+    tensors = ctx.saved_tensors[ctx.num_index :]
+    found = backward_op(index, *ctx.relation, grad, grad_loops, *tensors, *ctx.numbers)
+    found = [
+        None if x is None else value for x, value in zip(tensors, found, strict=False)
+    ]
+    return ([None] * ctx.num_index, None, None, None, *found, *[None] * 5)
+
+
+forward_op.register_autograd(_vjp, setup_context=_setup)
+
+
+def attention_weights(
+    relation: Handle,
+    given: Given,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """:func:`weights_of` as one node of a compiled graph."""
+    numbers = (options.scale, options.num_loops, options.dropout)
+    return forward_op(*relation.args(), *given, mask, seed, *numbers)
