@@ -117,6 +117,21 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one.
+
+    It outlives what a test wraps in it: freed by a wrapped model instead, it can wait
+    for a thread that waits for Python's lock.
+    """
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group(
+        "gloo", init_method=store, rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
 def data_dir() -> Path:
     """The folder of real data sets, or a skip that says what is missing."""
     text = os.environ.get("PYG_TIGA_DATA", "")

@@ -14,6 +14,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.utils.loop import compute_loop_attr
 
+from pyg_tiga.nn._inputs import is_autocast_on
 from pyg_tiga.nn._linear import is_plain
 from pyg_tiga.relation.graph import Graph
 from pyg_tiga.relation.inputs import plain
@@ -40,7 +41,7 @@ def edge_terms(
     weight = lin.weight.view(heads, channels, -1)
     folded = (weight * att.view(heads, channels, 1)).sum(1).t()  # [D, H]
     device = edge_attr.device.type
-    if not torch.is_autocast_enabled(device):
+    if not is_autocast_on(device):
         return _term(edge_attr, folded), _term(loop_attr, folded)
     # Under autocast PyG's scores are float32.
     with torch.autocast(device, enabled=False):

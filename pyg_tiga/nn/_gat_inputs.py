@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -11,8 +12,11 @@ from pyg_tiga.functional.attention import Weights
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._inputs import (
     check_device,
+    check_edges,
     check_features,
+    is_matrix,
     is_sparse_tensor,
+    num_edges,
     usual_graph,
     usual_shape,
 )
@@ -20,6 +24,18 @@ from pyg_tiga.nn._linear import is_plain, is_untouched
 from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
+
+
+def check_options(heads: Any, dropout: Any) -> None:
+    """Hold options of a new layer to numbers that it can run with.
+
+    Raises:
+        ValueError: They are something else.
+    """
+    if not isinstance(heads, Integral) or heads < 1:
+        raise ValueError(f"'heads' must be a positive integer (got {heads!r})")
+    if not isinstance(dropout, (Real, Tensor)):
+        raise ValueError(f"'dropout' must be a number in [0, 1] (got {dropout!r})")
 
 
 def check_nodes(name: str, x: Any, lin: torch.nn.Module, edge_index: Any) -> None:
@@ -33,7 +49,7 @@ def check_nodes(name: str, x: Any, lin: torch.nn.Module, edge_index: Any) -> Non
             f"Static graphs not supported in 'GATConv': '{name}' must have shape "
             f"[num_nodes, in_channels] (got {list(x.shape)})"
         )
-    check_features(name, x, lin)
+    check_features(name, x, lin, leading="")
     check_device(name, x, edge_index)
 
 
@@ -43,6 +59,7 @@ def matrix_reasons(layer: Any, matrix: Any, edge_attr: Any, weights: Any) -> lis
     That is where PyG refuses it, or reorders it.
     """
     reasons = []
+    reads_attr = edge_attr is not None and layer._modules.get("lin_edge") is not None
     if is_sparse_tensor(matrix):
         value = matrix.storage.value()
         wide = value is not None and value.dim() > 1
@@ -54,13 +71,25 @@ def matrix_reasons(layer: Any, matrix: Any, edge_attr: Any, weights: Any) -> lis
             reasons.append(f"PyG's GATConv refuses the layout {matrix.layout}")
         elif edge_attr is not None and layer.add_self_loops:
             reasons.append("PyG refuses 'edge_attr' for a matrix with self-loops")
-        elif edge_attr is not None and not _is_coalesced(matrix):
+        elif reads_attr and not _is_coalesced(matrix):
             reasons.append("PyG refuses an uncoalesced matrix")
     if wide:
         reasons.append("the matrix holds a row of values per entry")
     if weights and layer.add_self_loops:
         reasons.append("PyG sorts the weights of a matrix and its self-loops")
     return reasons
+
+
+def wide_reasons(layer: Any, edge_attr: Tensor, edge_index: Any) -> list[str]:
+    """Reasons for the parent's path that lie in the dimensions of edge features.
+
+    None where PyG has no answer either: the checks say so better.
+    """
+    if layer.add_self_loops and not is_matrix(edge_index):
+        check_edges(edge_index)
+        if edge_attr.size(0) != num_edges(edge_index):
+            return []
+    return [f"'edge_attr' has {edge_attr.dim()} dimensions"]
 
 
 def plain_weights(layer: Any, x: Tensor) -> Weights | None:

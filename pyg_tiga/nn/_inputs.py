@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -132,6 +133,64 @@ def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
     return matrix, None
 
 
+def check_edges(edge_index: Any) -> None:
+    """Hold edges to the forms that there are, without a look at the data.
+
+    Raises:
+        ValueError: Their kind, and of an edge list the shape or dtype.
+    """
+    if isinstance(edge_index, (Graph, EdgeIndex, SparseTensor)) or (
+        is_matrix(edge_index)
+    ):
+        return
+    if not isinstance(edge_index, Tensor):
+        raise ValueError(
+            f"'edge_index' must be an integer tensor of shape [2, num_edges], an "
+            f"'EdgeIndex', a 'SparseTensor', a torch sparse tensor or a "
+            f"'pyg_tiga.Graph' (got '{type(edge_index).__name__}')"
+        )
+    if edge_index.dtype not in INT_DTYPES:
+        raise ValueError(
+            f"'edge_index' must hold integers (got '{edge_index.dtype}'). Convert it "
+            f"with 'edge_index.long()'"
+        )
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(
+            f"'edge_index' must have shape [2, num_edges] (got "
+            f"{list(edge_index.shape)})"
+        )
+
+
+def check_size(size: Any) -> None:
+    """Hold ``size`` to two numbers of nodes, either of which may be ``None``.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if size is None:
+        return
+    if (
+        not isinstance(size, (tuple, list))
+        or len(size) != 2
+        or not all(n is None or _is_count(n) for n in size)
+    ):
+        raise ValueError(
+            f"'size' must be a pair of node counts, each an integer not below 0 or "
+            f"None (got {size!r})"
+        )
+
+
+def _is_count(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, (int, torch.SymInt)):
+        return value >= 0
+    try:
+        return operator.index(value) >= 0
+    except TypeError:
+        return False
+
+
 def node_counts(
     edge_index: Any,
     x_src: Tensor,  # [..., N_src, F]
@@ -141,26 +200,19 @@ def node_counts(
 ) -> tuple[int, int]:
     """Find (N_src, N_dst) as PyG's propagate would, or say what does not fit.
 
+    Edges and ``size`` have passed :func:`check_edges` and :func:`check_size`.
     ``size`` and the pair (x_src, x_dst) follow the rows of ``edge_index``, whatever the
     flow; with ``flow="target_to_source"`` PyG still gathers from the first of the pair.
 
     Raises:
-        ValueError: The kind, shape or dtype of ``edge_index``, or sizes that differ.
+        ValueError: Sizes that differ, or a matrix with the other flow.
     """
-    if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
-        raise ValueError(f"'size' must be a pair of node counts (got {size!r})")
     if is_edge_list(edge_index):
         return _edge_list_counts(edge_index, x_src, x_dst, size, flow)
     if isinstance(edge_index, Graph):
         num_src, num_dst = edge_index.num_src, edge_index.num_dst
-    elif isinstance(edge_index, (Tensor, SparseTensor)):
-        num_dst, num_src = edge_index.size(0), edge_index.size(1)
     else:
-        raise ValueError(
-            f"'edge_index' must be an integer tensor of shape [2, num_edges], an "
-            f"'EdgeIndex', a 'SparseTensor', a torch sparse tensor or a "
-            f"'pyg_tiga.Graph' (got '{type(edge_index).__name__}')"
-        )
+        num_dst, num_src = edge_index.size(0), edge_index.size(1)
     if flow != _SOURCE_TO_TARGET:
         raise ValueError(
             f"'flow' must be 'source_to_target' with a '{type(edge_index).__name__}', "
@@ -184,7 +236,6 @@ def _edge_list_counts(
         rule = "'sparse_size' of 'edge_index'"
         first, second = edge_index.sparse_size()
     else:
-        _check_edge_list(edge_index)
         rule = "'size'"
         first, second = (None, None) if size is None else size
     num_src = x_src.size(-2)
@@ -199,19 +250,6 @@ def _edge_list_counts(
     return num_src, num_dst if flow == _SOURCE_TO_TARGET else num_src
 
 
-def _check_edge_list(edge_index: Tensor) -> None:
-    if edge_index.dtype not in INT_DTYPES:
-        raise ValueError(
-            f"'edge_index' must hold integers (got '{edge_index.dtype}'). Convert it "
-            f"with 'edge_index.long()'"
-        )
-    if edge_index.dim() != 2 or edge_index.size(0) != 2:
-        raise ValueError(
-            f"'edge_index' must have shape [2, num_edges] (got "
-            f"{list(edge_index.shape)})"
-        )
-
-
 def _check_count(name: str, x: Tensor, count: int, rule: str) -> None:
     if x.size(-2) != count:
         raise ValueError(
@@ -220,7 +258,9 @@ def _check_count(name: str, x: Tensor, count: int, rule: str) -> None:
         )
 
 
-def check_features(name: str, x: Any, module: torch.nn.Module | None) -> None:
+def check_features(
+    name: str, x: Any, module: torch.nn.Module | None, leading: str = "..., "
+) -> None:
     """Hold features to what the linear map that reads them was built for.
 
     Args:
@@ -228,6 +268,7 @@ def check_features(name: str, x: Any, module: torch.nn.Module | None) -> None:
         x: The features.
         module: The map; one that is not PyG's, or has not seen its input yet, takes
             what it takes.
+        leading: What may stand before the nodes, as the message says it.
 
     Raises:
         ValueError: Wrong shape or dtype.
@@ -238,57 +279,30 @@ def check_features(name: str, x: Any, module: torch.nn.Module | None) -> None:
     width = module.in_channels if known else -1
     if x.dim() < 2 or (known and x.size(-1) != width):
         raise ValueError(
-            f"'{name}' must have shape [..., num_nodes, "
+            f"'{name}' must have shape [{leading}num_nodes, "
             f"{width if known else 'in_channels'}] (got {list(x.shape)})"
         )
     if known:
-        _check_dtype(name, x, module)
+        check_dtype(name, x, module, x.dtype)
 
 
-def _check_dtype(name: str, x: Tensor, module: torch.nn.Module) -> None:
-    dtype = module.weight.dtype
-    if x.dtype != dtype and not (
-        x.is_floating_point() and torch.is_autocast_enabled(x.device.type)
+def check_dtype(
+    name: str, x: Tensor, module: torch.nn.Module, dtype: torch.dtype
+) -> None:
+    """Hold features, which the map will read in ``dtype``, to that of the map."""
+    wanted = module.weight.dtype
+    if dtype != wanted and not (
+        dtype.is_floating_point and is_autocast_on(x.device.type)
     ):
         raise ValueError(
-            f"'{name}' must have the dtype of the layer's parameters, {dtype} (got "
+            f"'{name}' must have the dtype of the layer's parameters, {wanted} (got "
             f"{x.dtype}). Convert one of them, or use 'torch.autocast'"
         )
 
 
-def check_edge_features(
-    edge_attr: Any,  # [E, D] or [E]
-    edge_index: Any,
-    module: torch.nn.Module,
-) -> None:
-    """Hold edge features to the edges and to the linear map that reads them.
-
-    Args:
-        edge_attr: The features; one dimension counts as ``[E, 1]``.
-        edge_index: The edges.
-        module: The map, which is PyG's.
-
-    Raises:
-        ValueError: Wrong shape, dtype or device.
-    """
-    if not isinstance(edge_attr, Tensor):
-        raise ValueError(
-            f"'edge_attr' must be a tensor (got '{type(edge_attr).__name__}')"
-        )
-    width, count = module.in_channels, num_edges(edge_index)
-    found = edge_attr.size(1) if edge_attr.dim() == 2 else 1
-    if edge_attr.dim() not in (1, 2) or (width > 0 and found != width):
-        raise ValueError(
-            f"'edge_attr' must have shape [num_edges, {width}] (got "
-            f"{list(edge_attr.shape)})"
-        )
-    if edge_attr.size(0) != count:
-        raise ValueError(
-            f"'edge_attr' must have {count} rows, one for each edge (got "
-            f"{list(edge_attr.shape)})"
-        )
-    _check_dtype("edge_attr", edge_attr, module)
-    check_device("edge_attr", edge_attr, edge_index)
+def is_autocast_on(device_type: str) -> bool:
+    """Whether autocast is on for a device; of the meta device PyTorch does not say."""
+    return device_type != "meta" and torch.is_autocast_enabled(device_type)
 
 
 def check_device(name: str, x: Tensor, edge_index: Any) -> None:

@@ -8,27 +8,30 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
-from torch_geometric.utils import add_self_loops, remove_self_loops
-from torch_geometric.utils.sparse import set_sparse_value
 
 from pyg_tiga import functional
 from pyg_tiga.functional.attention import Weights, gat_layer
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
+from pyg_tiga.nn._gat_edges import (
+    check_edge_attr,
+    relation_for,
+    run_parent,
+    with_weights,
+)
 from pyg_tiga.nn._gat_inputs import (
     check_nodes,
+    check_options,
     matrix_reasons,
     plain_weights,
     usual_call,
+    wide_reasons,
 )
 from pyg_tiga.nn._inputs import (
-    check_edge_features,
-    for_functional,
-    for_parent,
-    is_edge_list,
+    check_edges,
+    check_size,
     is_matrix,
-    is_sparse_tensor,
     node_counts,
     pair_of,
 )
@@ -121,6 +124,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         residual: bool = False,
         **kwargs: Any,
     ) -> None:
+        check_options(heads, dropout)
         super().__init__(
             in_channels,
             out_channels,
@@ -173,19 +177,17 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             call = usual_call(self, x, edge_index)
             if call is not None:
                 return self._run_usual(x, *call)
-        used_attr = None if self._modules.get("lin_edge") is None else edge_attr
-        reasons = self._reasons(edge_index, used_attr, return_attention_weights)
+        reasons = self._reasons(edge_index, edge_attr, return_attention_weights)
         if not reasons:
             pair = pair_of(x)
-            counts = self._check(pair, edge_index, used_attr, size)
+            counts = self._check(pair, edge_index, edge_attr, size)
             reasons = self._size_reasons(pair, counts, size)
         if reasons:
             if not torch.compiler.is_compiling():
                 self._note_parent(reasons)
-            edge_index, size = _for_parent(edge_index, size)
-            return super().forward(
-                x, edge_index, edge_attr, size, return_attention_weights
-            )
+            args = (edge_attr, size, return_attention_weights)
+            return run_parent(super().forward, self, x, edge_index, *args)
+        used_attr = None if self._modules.get("lin_edge") is None else edge_attr
         out, weights = self._attend(
             pair, edge_index, used_attr, counts, return_attention_weights
         )
@@ -210,10 +212,12 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         shape = (self.att_src if att is None else att).shape
         if shape != (1, self.heads, self.out_channels):
             reasons.append("'heads' or 'out_channels' changed after construction")
-        if edge_attr is not None and not can_fold(self._modules["lin_edge"]):
-            reasons.append("'lin_edge' is not the plain Linear")
-        if isinstance(edge_attr, Tensor) and edge_attr.dim() > 2:
-            reasons.append(f"'edge_attr' has {edge_attr.dim()} dimensions")
+        lin = self._modules.get("lin_edge")
+        if edge_attr is not None and lin is not None:
+            if not can_fold(lin):
+                reasons.append("'lin_edge' is not the plain Linear")
+            if isinstance(edge_attr, Tensor) and edge_attr.dim() > 2:
+                reasons += wide_reasons(self, edge_attr, edge_index)
         if is_matrix(edge_index):
             if is_traced(edge_index):
                 reasons.append("a sparse matrix under a tracer")
@@ -228,21 +232,24 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         size: Size,
     ) -> tuple[int, int]:
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
+        check_edges(edge_index)
+        check_size(size)
         x_src, x_dst = x
         lin_src, lin_dst = self._projections()
         check_nodes("x", x_src, lin_src, edge_index)
         if x_dst is not None and not (x_dst is x_src and lin_dst is lin_src):
             name = "x" if x_dst is x_src else "x[1]"
             check_nodes(name, x_dst, lin_dst, edge_index)
-        if edge_attr is not None:
-            check_edge_features(edge_attr, edge_index, self._modules["lin_edge"])
         if size is not None and self.add_self_loops and None in size:
             raise ValueError(
                 f"'size' must hold both numbers where self-loops are added (got {size})"
             )
         if not 0.0 <= self.dropout <= 1.0:
             raise ValueError(f"'dropout' must be in [0, 1] (got {self.dropout})")
-        return node_counts(edge_index, x_src, x_dst, size, self.flow)
+        counts = node_counts(edge_index, x_src, x_dst, size, self.flow)
+        if edge_attr is not None:
+            check_edge_attr(self, edge_attr, edge_index, counts)
+        return counts
 
     def _size_reasons(
         self,
@@ -274,7 +281,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         options: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
         """The output, and the weights in PyG's form where they are wanted."""
-        relation = for_functional(edge_index)
+        relation = relation_for(edge_index, self.add_self_loops)
         # Options are given where one step has been tried with them.
         tries = options is None and not wants_weights
         if tries and edge_attr is None and x[0] is x[1]:
@@ -292,7 +299,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         weights = None
         if wants_weights:
             out, weights = self._attend_openly(relation, x_src, x_dst, counts, options)
-            weights = self._in_pyg_form(edge_index, relation, *weights)
+            weights = with_weights(self, edge_index, relation, *weights)
         else:
             shape = (self.heads, self.out_channels)
             att_dst = None if x_dst is None else self.att_dst.view(shape)
@@ -333,6 +340,9 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             if self.add_self_loops:
                 fill = self.fill_value
                 loop_attr = loop_features(edge_index, edge_attr, fill, min(counts))
+                # Integers become what their means are.
+                dtype = torch.promote_types(edge_attr.dtype, loop_attr.dtype)
+                edge_attr = edge_attr.to(dtype)
             options["edge_term"], options["loop_term"] = edge_terms(
                 edge_attr, loop_attr, self._modules["lin_edge"], self.att_edge
             )
@@ -360,26 +370,6 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         weights = functional.additive_attention_weights(relation, *scores, **options)
         return out, weights
 
-    def _in_pyg_form(
-        self,
-        edge_index: Adj,
-        relation: Any,
-        weight: Tensor,  # [E, H]
-        loop_weight: Tensor,  # [L, H]
-    ) -> Any:
-        """The weights in PyG's form: without stored loops, the new ones at the end."""
-        if is_sparse_tensor(edge_index):
-            return edge_index.set_value(weight, layout="coo")
-        if isinstance(edge_index, Graph):
-            edge_index = edge_index.edge_index()
-        elif not is_edge_list(edge_index):
-            return set_sparse_value(relation, weight), weight
-        if not self.add_self_loops:
-            return edge_index, weight
-        edge_index, weight = remove_self_loops(edge_index, weight)
-        edge_index, _ = add_self_loops(edge_index, num_nodes=loop_weight.size(0))
-        return edge_index, torch.cat([weight, loop_weight])
-
     def _finish(self, out: Tensor, root: Tensor | None) -> Tensor:
         """Join the heads of ``[N_dst, H, C]``, add the residual and the bias."""
         if self.concat:
@@ -390,10 +380,3 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             out = out + root
         bias = self.bias
         return out if bias is None else out + bias
-
-
-def _for_parent(edge_index: Adj, size: Size) -> tuple[Any, Any]:
-    """The edges as PyG takes them; attention ignores the values of a graph's matrix."""
-    if isinstance(edge_index, Graph):
-        edge_index = edge_index.with_value(None)
-    return for_parent(edge_index, size)

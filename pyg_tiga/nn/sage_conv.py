@@ -17,7 +17,9 @@ from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._inputs import (
     check_device,
+    check_edges,
     check_features,
+    check_size,
     for_functional,
     for_parent,
     is_matrix,
@@ -183,6 +185,8 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         self, x_src: Tensor, x_dst: Tensor | None, edge_index: Adj, size: Size
     ) -> tuple[int, int]:
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
+        check_edges(edge_index)
+        check_size(size)
         modules = self._modules
         projects = self.project and "lin" in modules
         first = modules["lin" if projects else "lin_l"]

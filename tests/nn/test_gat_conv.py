@@ -344,20 +344,15 @@ def test_compiles_on_a_pair():
     assert_same(ours, theirs, x, case.edge_index)
 
 
-def test_distributed_data_parallel(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        case, x, _ = features(SQUARE)
-        ours, theirs = pair_of_layers(8, 3, heads=2)
-        wrapped = torch.nn.parallel.DistributedDataParallel(ours)
-        for layer in (wrapped, theirs):
-            layer(x, case.edge_index).square().sum().backward()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad)
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.usefixtures("process_group")
+def test_distributed_data_parallel():
+    case, x, _ = features(SQUARE)
+    ours, theirs = pair_of_layers(8, 3, heads=2)
+    wrapped = torch.nn.parallel.DistributedDataParallel(ours)
+    for layer in (wrapped, theirs):
+        layer(x, case.edge_index).square().sum().backward()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
 
 
 def test_cora(data_dir):

@@ -100,6 +100,59 @@ def test_one_dimension(fill):
     assert is_fused(ours)
 
 
+INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("weights", [None, True])
+@pytest.mark.parametrize("edge_dim", [EDGE_DIM, -1])
+def test_integers_become_what_their_means_are(dtype, weights, edge_dim):
+    case, x, edge_attr = features(LOOPED)
+    edge_attr = edge_attr.abs().mul(3).to(dtype)
+    layers = layers_with("mean", edge_dim=edge_dim)
+    outs = []
+    for layer in layers:
+        torch.manual_seed(3)
+        out = layer(x, case.edge_index, edge_attr, None, weights)
+        outs.append(out[0] if weights else out)
+    torch.testing.assert_close(*outs)
+    assert is_fused(layers[0])
+    for layer in layers:
+        layer.zero_grad()
+        layer(x, case.edge_index, edge_attr).square().sum().backward()
+    grads = [layer.lin_edge.weight.grad for layer in layers]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("fill", [fill for fill in FILLS if fill != "mean"], ids=str)
+def test_integers_that_stay_integers_are_refused(fill):
+    case, x, edge_attr = features(LOOPED)
+    ours, theirs = layers_with(fill)
+    with pytest.raises(RuntimeError, match="dtype"):
+        theirs(x, case.edge_index, edge_attr.long())
+    with pytest.raises(ValueError, match=r"'edge_attr' must have the dtype .*int64"):
+        ours(x, case.edge_index, edge_attr.long())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_integers_without_self_loops_or_beside_wider_parameters_are_refused(dtype):
+    case, x, edge_attr = features(LOOPED, dtype)
+    loops = dtype is torch.float64
+    ours, theirs = layers_with("mean", add_self_loops=loops, dtype=dtype)
+    with pytest.raises(RuntimeError, match="dtype"):
+        theirs(x, case.edge_index, edge_attr.long())
+    with pytest.raises(ValueError, match="'edge_attr' must have the dtype"):
+        ours(x, case.edge_index, edge_attr.long())
+
+
+def test_integers_under_autocast():
+    case, x, edge_attr = features(LOOPED)
+    layers = layers_with("mean")
+    with torch.autocast("cpu", torch.bfloat16):
+        outs = [layer(x, case.edge_index, edge_attr.long()) for layer in layers]
+    torch.testing.assert_close(*outs, rtol=0.05, atol=0.05, check_dtype=False)
+
+
 def test_features_without_edge_dim_are_ignored():
     case, x, edge_attr = features(LOOPED)
     ours, theirs = pair_of_layers(8, 6, heads=2)

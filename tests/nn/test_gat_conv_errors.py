@@ -27,6 +27,9 @@ def test_batches_are_refused(pair):
         ours(given, case.edge_index)
 
 
+BAD_SIZES = ["ab", 6, (6.0, 6.0), (-1, 6), (6, -1), ("a", 6), (True, 6), (6, 6, 6)]
+
+
 def bad_calls():
     x, index = torch.randn(6, 8), torch.tensor([[0, 1], [2, 3]])
     wide, attr = torch.randn(6, 9), torch.randn(2, EDGE_DIM)
@@ -58,6 +61,20 @@ def bad_calls():
         "attr_dtype": (x, index, attr.double(), None, "'edge_attr' must have the d"),
         "attr_device": (x, index, attr.to("meta"), None, "'edge_attr' must be on"),
         "attr_kind": (x, index, [1.0, 2.0], None, "'edge_attr' must be a tensor"),
+        "attr_batch": (x, index, attr[None], None, r"'edge_attr' .*got \[1, 2, 3\]"),
+        "no_leading": (x[0], index, None, None, r"shape \[num_nodes, 8\] \(got \[8"),
+        "nothing": (x, None, None, None, "'edge_index' must be .* 'NoneType'"),
+        "nothing_with_attr": (x, None, attr, None, "'edge_index' must be .* 'NoneTy"),
+        "numpy": (x, index.numpy(), None, None, "'edge_index' must be .* 'ndarray'"),
+        "list_with_attr": (x, [[0, 1]], attr, None, "'edge_index' must be .* 'list'"),
+        "row_with_attr": (x, index[0], attr, None, r"'edge_index' .*\(got \[2\]"),
+        "shape_with_attr": (x, index.new_zeros(3, 2), attr, None, r"\(got \[3, 2\]"),
+        "batch_with_attr": (x, index[None], attr, None, r"\(got \[1, 2, 2\]"),
+        "batch_of_both": (x, index[None], attr[None], None, r"\(got \[1, 2, 2\]"),
+        **{
+            f"size_{size}": (x, index, None, size, "'size' must be a pair of node")
+            for size in BAD_SIZES
+        },
     }
 
 
@@ -70,6 +87,53 @@ def test_bad_input_is_named(name, weights):
     layer = GATConv((8, 8), 3, edge_dim=EDGE_DIM)
     with pytest.raises(ValueError, match=message):
         layer(x, edges, edge_attr, size, weights)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (1, 1, 3)])
+@pytest.mark.parametrize("edge_dim", [None, EDGE_DIM])
+def test_fill_value_of_a_wrong_shape(shape, edge_dim):
+    case, x, edge_attr = features(SQUARE)
+    options = {"edge_dim": edge_dim, "fill_value": torch.ones(shape)}
+    ours, theirs = pair_of_layers(8, 3, **options)
+    with pytest.raises(RuntimeError):
+        theirs(x, case.edge_index, edge_attr)
+    with pytest.raises(ValueError, match=r"'fill_value' must expand to .*\[24, 3\]"):
+        ours(x, case.edge_index, edge_attr)
+
+
+@pytest.mark.parametrize("given", ["rows", "number", "list"])
+@pytest.mark.parametrize("weights", [False, True])
+def test_features_that_only_self_loops_would_read(given, weights):
+    case, x, edge_attr = features(SQUARE)
+    kinds = {"rows": edge_attr[:5], "number": edge_attr[0, 0], "list": [1.0]}
+    args = (x, case.edge_index, kinds[given], None, weights)
+    ours, theirs = pair_of_layers(8, 3)
+    with pytest.raises((IndexError, TypeError)):
+        theirs(*args)
+    with pytest.raises(ValueError, match="'edge_attr' must"):
+        ours(*args)
+    for layer in (ours, theirs):
+        layer.add_self_loops = False
+        layer(*args)
+
+
+@ignore_sparse_warnings
+def test_features_that_self_loops_of_a_matrix_would_read():
+    matrix = torch.eye(6).to_sparse_csr()
+    for layer in pair_of_layers(8, 3):
+        with pytest.raises(AssertionError):
+            layer(torch.randn(6, 8), matrix, torch.randn(6, EDGE_DIM))
+
+
+@pytest.mark.parametrize("heads", [0, -1, 1.5, "a", None])
+def test_number_of_heads(heads):
+    with pytest.raises(ValueError, match="'heads' must be a positive integer"):
+        GATConv(8, 3, heads=heads)
+
+
+def test_dropout_that_is_no_number():
+    with pytest.raises(ValueError, match="'dropout' must be a number"):
+        GATConv(8, 3, dropout="a")
 
 
 def test_edge_index_knows_its_size():

@@ -127,6 +127,69 @@ def test_torch_sparse_matrices(form, row, loops):
     assert is_fused(ours)
 
 
+def twice(form):
+    """A matrix in which some entries occur twice, made anew."""
+    rows, columns = torch.tensor([[0, 0, 1, 2, 2, 3, 3], [1, 1, 0, 1, 2, 3, 3]])
+    if form == "csr":
+        ptr = torch.tensor([0, 2, 3, 5, 7])
+        return torch.sparse_csr_tensor(ptr, columns, torch.ones(7), (4, 4))
+    index = torch.stack((rows, columns))
+    matrix = torch.sparse_coo_tensor(index, torch.ones(7), (4, 4))
+    # As PyG leaves a matrix that it took.
+    return matrix._coalesced_(True) if form == "coo_flagged" else matrix
+
+
+@ignore_sparse_warnings
+@pytest.mark.parametrize("form", ["coo", "coo_flagged", "csr"])
+@pytest.mark.parametrize("loops", [True, False])
+def test_entries_that_occur_twice(form, loops):
+    x = features(SQUARE)[1][:4]
+    ours, theirs = pair_of_layers(8, 5, heads=2, add_self_loops=loops)
+    # PyG refuses an uncoalesced matrix without self-loops.
+    plain = twice(form)
+    plain = plain.coalesce() if form == "coo" and not loops else plain
+    assert_same(ours, theirs, x, twice(form), their_edges=plain)
+    assert is_fused(ours)
+
+
+@ignore_sparse_warnings
+@pytest.mark.parametrize("order", ["theirs_first", "weights_first", "inference_first"])
+def test_entries_that_occur_twice_in_a_matrix_in_use(order):
+    x = features(SQUARE)[1][:4]
+    ours, theirs = pair_of_layers(8, 5)
+    expected = theirs(x, twice("coo"))
+    matrix = twice("coo")
+    if order == "theirs_first":
+        theirs(x, matrix)
+    elif order == "weights_first":
+        ours(x, matrix, return_attention_weights=True)
+    else:
+        with torch.inference_mode():
+            ours(x, matrix)
+    for _ in range(2):
+        out = ours(x, matrix)
+        torch.testing.assert_close(out, expected)
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int64])
+@LOOPS
+def test_the_parents_path_returns_the_edges_that_were_given(dtype, loops):
+    case, x, _ = features(LOOPED)
+    edges = case.edge_index.to(dtype)
+    ours, theirs = pair_of_layers(8, 5, aggr="mean", add_self_loops=loops)
+    out = ours(x, edges, return_attention_weights=True)
+    plain = theirs(x, case.edge_index, return_attention_weights=True)
+    torch.testing.assert_close(out[0], plain[0])
+    torch.testing.assert_close(out[1][1], plain[1][1])
+    assert torch.equal(out[1][0].long(), plain[1][0])
+    if loops:
+        assert out[1][0].dtype is torch.int64
+    else:
+        assert out[1][0] is edges
+    assert_parents_path(ours, "aggr")
+
+
 @ignore_sparse_warnings
 @pytest.mark.parametrize("form", ["coo", "csr"])
 @WEIGHTS

@@ -352,17 +352,12 @@ def test_torchscript_of_a_model():
     torch.testing.assert_close(out, net(x, case.edge_index))
 
 
-def test_distributed_data_parallel(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        case, x = features(SQUARE, "mean")
-        ours, theirs = pair_of_layers(8, 3)
-        wrapped = torch.nn.parallel.DistributedDataParallel(ours)
-        for layer in (wrapped, theirs):
-            layer(x, case.edge_index).square().sum().backward()
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(a.grad, b.grad)
-    finally:
-        torch.distributed.destroy_process_group()
+@pytest.mark.usefixtures("process_group")
+def test_distributed_data_parallel():
+    case, x = features(SQUARE, "mean")
+    ours, theirs = pair_of_layers(8, 3)
+    wrapped = torch.nn.parallel.DistributedDataParallel(ours)
+    for layer in (wrapped, theirs):
+        layer(x, case.edge_index).square().sum().backward()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)

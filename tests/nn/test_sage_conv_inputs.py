@@ -196,6 +196,13 @@ def bad_calls():
         "too_large": (x, index + 4, None, "index 6 .* 6 destination nodes"),
         "negative": (x, index - 1, None, "index -1 .* 6 source nodes"),
         "device": (x.to("meta"), index, None, "device"),
+        "nothing": (x, None, None, "'edge_index' must be .* 'NoneType'"),
+        "numpy": (x, index.numpy(), None, "'edge_index' must be .* 'ndarray'"),
+        "batch_of_index": (x, index[None], None, r"\(got \[1, 2, 2\]"),
+        **{
+            f"size_{size}": (x, index, size, "'size' must be a pair of node counts")
+            for size in ("ab", 6, (6.0, 6.0), (-1, 6), (6, -1), (True, 6), (6, 6, 6))
+        },
     }
 
 

@@ -57,6 +57,22 @@ def test_fake_and_meta_tensors_give_the_form(make, options):
     assert meta.is_meta
 
 
+@pytest.mark.parametrize("weights", [False, True])
+def test_edge_features_and_weights_without_data(weights):
+    x = torch.randn(6, 8, device="meta")
+    edges = torch.zeros(2, 9, dtype=torch.long, device="meta")
+    edge_attr = torch.randn(9, 3, device="meta")
+    options = {"heads": 2, "edge_dim": 3, "add_self_loops": False}
+    found = []
+    for make in (GATConv, ParentGAT):
+        out = make(8, 4, **options).to("meta")(x, edges, edge_attr, None, weights)
+        parts = (out[0], *out[1]) if weights else (out,)
+        found.append([(part.shape, part.dtype, part.device) for part in parts])
+    assert found[0] == found[1]
+    with pytest.raises(ValueError, match="'edge_attr' must have the dtype"):
+        GATConv(8, 4, **options).to("meta")(x, edges, edge_attr.double())
+
+
 @LAYERS
 def test_a_dispatch_mode_sees_one_operation(make, options):
     x, edges, _ = _inputs()
