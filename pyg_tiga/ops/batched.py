@@ -21,6 +21,7 @@ from torch._C._functorch import (
     maybe_get_level,
 )
 
+_MOST_LEVELS = 8
 Gradients = tuple[Tensor | None, ...]
 Backward = Callable[[Any, Tensor], Gradients]
 
@@ -68,8 +69,12 @@ def _taken_apart(grad: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         level, dim = maybe_get_level(grad), maybe_get_bdim(grad)
         grads = get_unwrapped(grad).movedim(dim, 0)
         return grads, lambda x: _functorch._add_batch_dim(x, 0, level)
-    # The innermost of PyTorch's own batches is the one that runs.
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    grads = torch._remove_batch_dim(grad, level, 1, 0)
-    return grads, lambda x: torch._add_batch_dim(x, 0, level)
+    # Of PyTorch's own batches only the tensor knows the level: a device's thread, where
+    # backwards run, has not heard of it.
+    for level in range(1, _MOST_LEVELS + 1):
+        grads = torch._remove_batch_dim(grad, level, 1, 0)
+        if not is_legacy_batchedtensor(grads):
+            return grads, functools.partial(
+                torch._add_batch_dim, batch_dim=0, level=level
+            )
+    raise RuntimeError("gradients that are batched twice cannot be taken apart")

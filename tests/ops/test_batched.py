@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyg_tiga import functional, planner
 from pyg_tiga.nn import GATConv, SAGEConv
+from pyg_tiga.ops.batched import batchable
 
 COUNT, NODES, EDGES, WIDTH = 3, 12, 40, 8
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
@@ -85,6 +87,31 @@ def test_terms_and_dropout(family: str | None, device: torch.device) -> None:
             edges(device), value, *alphas, edge_term=term, dropout=0.5, seed=seed
         )
         check(out, [value, *alphas, term])
+
+
+class _Elsewhere(torch.autograd.Function):
+    """Runs its backward in another thread, as those of a GPU do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        @batchable
+        def double(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+            assert grad.shape == (NODES,)
+            return (grad * 2,)
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(double, ctx, grad).result()[0]
+
+
+def test_a_thread_that_knows_of_no_batch() -> None:
+    x, grads = torch.randn(NODES, requires_grad=True), torch.randn(COUNT, NODES)
+    out = _Elsewhere.apply(x)
+    (found,) = torch.autograd.grad(out, x, grads, is_grads_batched=True)
+    assert torch.equal(found, 2 * grads)
 
 
 def test_hessians() -> None:
