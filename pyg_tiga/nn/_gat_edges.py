@@ -122,6 +122,17 @@ def _require_edge_tensor(edge_attr: Any) -> None:
         )
 
 
+def is_unread(edge_attr: Tensor, num_loops: int) -> bool:
+    """Whether there are no scores for edge features to be part of.
+
+    PyG then does not look at them, and their map gets no gradient, not even zeros. A
+    compiled graph serves any number of edges, and asks nothing of it.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return edge_attr.size(0) == 0 and num_loops == 0
+
+
 def relation_for(edge_index: Any, self_loops: bool) -> Any:
     """The edges as the functions take them.
 

@@ -16,6 +16,7 @@ from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
 from pyg_tiga.nn._gat_edges import (
     check_edge_attr,
+    is_unread,
     relation_for,
     run_parent,
     with_weights,
@@ -335,7 +336,8 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             "size": counts,
             "flow": self.flow,
         }
-        if edge_attr is not None:
+        num_loops = min(counts) if self.add_self_loops else 0
+        if edge_attr is not None and not is_unread(edge_attr, num_loops):
             loop_attr = None
             if self.add_self_loops:
                 fill = self.fill_value

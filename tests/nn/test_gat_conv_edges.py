@@ -194,3 +194,17 @@ def test_unusual_map_of_edge_features(how):
     assert_parents_path(layers[0], "'lin_edge' is not the plain Linear")
     layers[0](x, case.edge_index)
     assert is_fused(layers[0])
+
+
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("num_nodes", [0, 3])
+def test_the_map_of_no_edges_gets_no_gradient(num_nodes, loops):
+    layers = pair_of_layers(4, 2, heads=2, edge_dim=3, add_self_loops=loops)
+    missing = []
+    for layer in layers:
+        edge_attr = torch.randn(0, 3, requires_grad=True)
+        edges = torch.empty(2, 0, dtype=torch.long)
+        layer(torch.randn(num_nodes, 4), edges, edge_attr).sum().backward()
+        found = [name for name, p in layer.named_parameters() if p.grad is None]
+        missing.append((found, edge_attr.grad is None))
+    assert missing[0] == missing[1]
