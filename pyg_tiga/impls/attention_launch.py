@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls.attention_types import Operands, Options, State
-from pyg_tiga.impls.launch import Room
+from pyg_tiga.impls.prepared import Room
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph

@@ -24,7 +24,7 @@ from pyg_tiga.impls.attention_launch import (
     walk_arguments,
     walk_programs,
 )
-from pyg_tiga.impls.launch import Prepared, Room, room_of
+from pyg_tiga.impls.prepared import Prepared, Room, room_of
 from pyg_tiga.impls.triton_sum import merge_sums, new_room
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems

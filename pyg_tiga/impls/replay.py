@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pyg_tiga import native
 from pyg_tiga.errors import log_fallback
-from pyg_tiga.impls.launch import NotReplayed, current_stream, is_watched
+from pyg_tiga.impls.launch import current_stream, is_watched
+from pyg_tiga.impls.prepared import NotReplayed
 
 Work = Callable[..., tuple[Tensor | None, ...]]
 

@@ -28,12 +28,10 @@ from pyg_tiga.impls.attention_launch import (
 from pyg_tiga.impls.attention_types import Operands, Options, State
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
 from pyg_tiga.impls.launch import (
-    Prepared,
-    Room,
     current_stream,
     device_guard,
-    room_of,
 )
+from pyg_tiga.impls.prepared import Prepared, Room, room_of
 from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.impls.triton_sum import new_room
 from pyg_tiga.problem import Problem, Schedule

@@ -19,7 +19,7 @@ from pyg_tiga.impls.attention_passes import (
     prepare_programs,
 )
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.impls.launch import Room, room_of
+from pyg_tiga.impls.prepared import Room, room_of
 from pyg_tiga.impls.replay import Replay, empty_like, linear, part
 from pyg_tiga.impls.triton_attention import RowsPass
 from pyg_tiga.impls.triton_nodes import (

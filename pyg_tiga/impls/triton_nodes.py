@@ -11,7 +11,8 @@ from pyg_tiga.impls.attention_launch import (
     found,
     outside,
 )
-from pyg_tiga.impls.launch import Prepared, Room, current_stream, device_guard
+from pyg_tiga.impls.launch import current_stream, device_guard
+from pyg_tiga.impls.prepared import Prepared, Room
 from pyg_tiga.problem import power_of_2
 from pyg_tiga.relation.graph import Graph
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_tiga.impls.launch import Prepared, Room, device_guard, is_current, room_of
+from pyg_tiga.impls.launch import device_guard, is_current
+from pyg_tiga.impls.prepared import Prepared, Room, room_of
 from pyg_tiga.impls.replay import Replay, linear, sum_rows
 from pyg_tiga.problem import Problem, Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.impls import launch
-from pyg_tiga.impls.launch import Launcher, NotReplayed, Prepared, room_of
+from pyg_tiga.impls.launch import Launcher
+from pyg_tiga.impls.prepared import NotReplayed, Prepared, room_of
 
 GRID = (3, 1, 1)
 NAMES = ("x_ptr", "index_ptr", "out_ptr", "rows", "width", "FLAG")
@@ -139,7 +140,7 @@ def _recordable(
     kernel.src = SimpleNamespace(signature=dict(zip(NAMES, kinds, strict=True)))
     plain = SimpleNamespace(**{**PLAIN, **needs})
     metadata = (2, needs.get("num_ctas", 1), 96)
-    run._compiled = launch._Compiled(kernel, plain, 17, metadata)
+    run._compiled = launch.Compiled(kernel, plain, 17, metadata)
     return run, index
 
 
