@@ -109,9 +109,7 @@ def aggregate_linear(
     Returns:
         ``[N_dst, F_out]``.
     """
-    graph = relation
-    if type(graph) is not Graph:
-        graph = graph_of(relation, x.size(0), size, flow)
+    graph = graph_of(relation, x.size(0), size, flow)
     return run_aggregate_linear(graph, x, x_dst, maps, _SUMS[reduce])
 
 

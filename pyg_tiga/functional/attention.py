@@ -14,7 +14,6 @@ from pyg_tiga.ops import attention, attention_library, transformed, weights_libr
 from pyg_tiga.ops.gat_layer import Weights
 from pyg_tiga.ops.gat_layer import gat_layer as run_gat_layer
 from pyg_tiga.ops.library import Handle
-from pyg_tiga.relation.memo import relation_of
 
 _OBJECTIVES = ("time", "memory", "balanced")
 
@@ -187,10 +186,7 @@ def gat_layer(
         ``[N, H * C]``; None where the steps have to run one by one.
     """
     num_nodes = x.size(0)
-    if type(relation) is Tensor and relation.layout is torch.strided:
-        graph = relation_of(relation, *size, flow)
-    else:
-        graph = graph_of(relation, num_nodes, size, flow)
+    graph = graph_of(relation, num_nodes, size, flow)
     if not num_nodes == graph.num_dst == graph.num_src or x.device != graph.device:
         return None
     num_loops = num_nodes if self_loops else 0

@@ -198,7 +198,7 @@ def heads_of(
     graph: Graph, operands: Operands, options: Options, dtype: torch.dtype
 ) -> Heads:
     """The operands in `dtype`, each head in one piece of memory."""
-    keep = kept(graph, operands, options)
+    keep = kept(graph, operands.seed, operands.value.size(1), options)
     return Heads(
         by_head(operands.row, dtype),
         by_head(operands.col, dtype),

@@ -19,12 +19,14 @@ from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.graph import Graph
 
 
-def kept(graph: Graph, operands: Operands, options: Options) -> Tensor | None:
+def kept(
+    graph: Graph, seed: Tensor | None, heads: int, options: Options
+) -> Tensor | None:
     """Which weights dropout keeps, ``[E + num_loops, H]``; None without dropout."""
-    if operands.seed is None or options.dropout == 0:
+    if seed is None or options.dropout == 0:
         return None
     ids = graph.num_edges + options.num_loops
-    return _philox.kept(operands.seed, ids, operands.value.size(1), options.dropout)
+    return _philox.kept(seed, ids, heads, options.dropout)
 
 
 def _forward(
@@ -45,7 +47,7 @@ def _forward(
         negative_slope=options.scale,
         num_loops=options.num_loops,
         edge_mask=operands.mask,
-        keep=kept(graph, operands, options),
+        keep=kept(graph, operands.seed, operands.value.size(1), options),
         dropout=options.dropout,
     )
     return State(out.to(problem.out_dtype), m, total, None, None)
@@ -69,7 +71,7 @@ def _backward(
     scores = torch.where(pre > 0, pre, pre * options.scale)
     weight = (scores - state.m.to(real).index_select(0, edges.dst)).exp()
     weight = weight / state.total.to(real).index_select(0, edges.dst)
-    keep = kept(graph, operands, options)
+    keep = kept(graph, operands.seed, operands.value.size(1), options)
     dropped = weight
     if keep is not None:
         factor = keep.index_select(0, edges.place) * options.factor

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyg_tiga import _features
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
-from pyg_tiga.impls.launch import Launcher, launch
-from pyg_tiga.impls.triton_sum import row_major, run_sum
+from pyg_tiga.impls.launch import Launcher, current_stream, device_guard, launch
+from pyg_tiga.impls.triton_sum import merge_sums, row_major, run_sum
 from pyg_tiga.problem import Problem, Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -34,7 +34,7 @@ class _Launches(NamedTuple):
     """What a problem launches on one graph: the walk over its rows, and the merge."""
 
     walk: Launcher
-    merge: Launcher | None
+    merge: Any  # A `Launcher`, of sums a `Prepared` kernel, or None.
 
 
 def _spmm_extremum(
@@ -108,7 +108,9 @@ def _extremum_columns(
     strides = (grad.stride(0), x.stride(0) if split else 0)
     launches.walk(tensors, (problem.features, *strides))
     if launches.merge is not None:
-        _merge_sums(launches.merge, items, partial, grad_x, None)
+        index = grad_x.get_device()
+        with device_guard(index):
+            launches.merge(current_stream(index), partial, grad_x)
     return grad_x
 
 
@@ -182,7 +184,7 @@ def _columns_launches(
 
     flags = {"SAVE": _SAVE[problem.ties]}
     walk = _walk(extremum_columns, problem, schedule, columns, items, flags)
-    return _Launches(walk, _merge(problem, items, False))
+    return _Launches(walk, merge_sums(columns, items, problem.features))
 
 
 def _sddmm_launcher(schedule: Schedule, rows: Grouping, items: WorkItems) -> Launcher:
@@ -212,28 +214,6 @@ def _walk(
         tuple({"SPLIT": items.num_items > 0, **flags, **_blocks(schedule)}.values()),
         schedule.warps,
     )
-
-
-def _merge(problem: Problem, items: WorkItems, is_scaled: bool) -> Launcher | None:
-    """A launcher that adds up the pieces of long rows, where there are any."""
-    if not items.num_hubs:
-        return None
-    from pyg_tiga.kernels.spmm import spmm_merge
-
-    grid = (items.num_hubs, _slices(problem.features, _MERGE["BLOCK_F"]))
-    return Launcher(spmm_merge, grid, (), (is_scaled, *_MERGE.values()))
-
-
-def _merge_sums(
-    merge: Launcher,
-    items: WorkItems,
-    partial: Tensor,
-    out: Tensor,
-    row_scale: Tensor | None,
-) -> None:
-    scale = partial if row_scale is None else row_scale
-    tensors = (partial, out, scale, items.hub_row, items.hub_ptr)
-    merge(tensors, (out.size(1), out.stride(0)))
 
 
 def _partial(items: WorkItems, out: Tensor) -> Tensor:

@@ -288,9 +288,6 @@ def by_reference(call: Call, inputs: tuple[Any, ...]) -> Tensor:
         inputs: Values, source and destination scores, edge and loop terms.
     """
     value, alpha_src, alpha_dst, term, loop_term = inputs
-    operands = Operands(
-        value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
-    )
     return reference.additive_attention(
         call.graph,
         value,
@@ -301,7 +298,7 @@ def by_reference(call: Call, inputs: tuple[Any, ...]) -> Tensor:
         negative_slope=call.options.scale,
         num_loops=call.options.num_loops,
         edge_mask=call.mask,
-        keep=scatter_attention.kept(call.graph, operands, call.options),
+        keep=scatter_attention.kept(call.graph, call.seed, value.size(1), call.options),
         dropout=call.options.dropout,
     )[0]
 

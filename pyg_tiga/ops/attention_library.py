@@ -86,7 +86,7 @@ def _positive_sums(
     weight = weight / total.index_select(0, edges.dst)
     weight = torch.where(pre > 0, weight, 0.0)
     plus_sum = edges.sum_to_dst(weight)  # [N_dst, H]
-    keep = scatter_attention.kept(graph, operands, options)
+    keep = scatter_attention.kept(graph, operands.seed, operands.value.size(1), options)
     if keep is not None:
         weight = weight * keep.index_select(0, edges.place) * options.factor
     message = operands.value.to(weight.dtype).index_select(0, edges.src)  # [K, H, C]

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
-from pyg_tiga._philox import kept
 from pyg_tiga.impls.attention_types import Options
+from pyg_tiga.impls.scatter_attention import kept
 from pyg_tiga.ops.library import Handle, define
 from pyg_tiga.relation.graph import Graph
 
@@ -38,10 +38,6 @@ def weights_of(
         options: Of the attention.
     """
     alpha_src, alpha_dst, term, loop_term = given
-    keep = None
-    if options.dropout > 0:
-        ids = graph.num_edges + options.num_loops
-        keep = kept(seed, ids, alpha_src.size(1), options.dropout)
     return reference.attention_weights(
         graph,
         alpha_src,
@@ -51,7 +47,7 @@ def weights_of(
         negative_slope=options.scale,
         num_loops=options.num_loops,
         edge_mask=mask,
-        keep=keep,
+        keep=kept(graph, seed, alpha_src.size(1), options),
         dropout=options.dropout,
     )
 
@@ -101,10 +97,10 @@ def _backward(
     pre = reference.pre_activations(edges, alpha_src, alpha_dst, terms)  # [K, H]
     weight, _, _ = reference.softmax(edges, F.leaky_relu(pre, slope))
     grads = edges.pick(grad, grad_loops).to(pre.dtype)  # [K, H]
-    if dropout > 0:
-        ids = graph.num_edges + num_loops
-        keep = kept(seed, ids, alpha_src.size(1), dropout).index_select(0, edges.place)
-        grads = grads * keep * Options(slope, num_loops, dropout).factor
+    options = Options(slope, num_loops, dropout)
+    keep = kept(graph, seed, alpha_src.size(1), options)
+    if keep is not None:
+        grads = grads * keep.index_select(0, edges.place) * options.factor
     # Of the softmax, then of the LeakyReLU, whose slope at 0 is that below.
     mean = edges.sum_to_dst(weight * grads).index_select(0, edges.dst)
     grads = weight * (grads - mean) * torch.where(pre > 0, 1.0, slope)
