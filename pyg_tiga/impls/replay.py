@@ -7,7 +7,7 @@ tensors, and from then on has the recorded steps run without Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,65 +25,80 @@ Work = Callable[..., tuple[Tensor | None, ...]]
 _TRIES = 3
 
 
-class Replay:
-    """Tensors to tensors, by allocations, products and launches of prepared kernels.
+class Recorded:
+    """A work and its steps, None as long as there are none.
 
     Args:
-        work: Takes the stream and the tensors, and gives those that it made. Shapes of
-            what it allocates, and dtypes and strides of what kernels are given, must
-            be the same at every call, and so should be which tensors are None. It
-            treats tensors by the functions of this module, by what a `Slot` has, and by
-            calling `Prepared` kernels.
+        work: Takes the stream and tensors, and gives those that it made. Shapes of what
+            it allocates, dtypes and strides of what kernels are given, and which
+            tensors are None must be the same at every call. It treats tensors by the
+            functions of this module, by what a `Slot` has, and by calling `Prepared`
+            kernels.
     """
 
-    __slots__ = ("_steps", "_tries", "_work")
+    __slots__ = ("_tries", "_work", "steps")
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._steps: Any = None
+        self.steps: Any = None
         self._tries = _TRIES
+
+    def make(self, index: int, there: Sequence[bool]) -> Any:
+        """Record the steps on a device, once the work has been done from Python.
+
+        Args:
+            index: Of the device.
+            there: Which tensors are not None.
+        """
+        if self.steps is None and index >= 0 and self._tries > 0:
+            self._record(index, there)
+        return self.steps
+
+    def _record(self, index: int, there: Sequence[bool]) -> None:
+        module = native.compiled()
+        if module is None:
+            return
+        try:
+            self.steps = record(module.Steps(len(there)), self._work, index, there)
+        except NotReplayed as reason:
+            self._tries -= 1
+            log_fallback("a step of compiled host code to Python", str(reason))
+
+
+class Replay(Recorded):
+    """Tensors to tensors, by allocations, products and launches of prepared kernels.
+
+    Where other tensors are None than at the first call, Python does the work.
+    """
+
+    __slots__ = ()
 
     def __call__(self, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         """Do the work on the current stream of the first tensor's device."""
         index = tensors[0].get_device()
         stream = current_stream(index)
-        steps = self._steps
+        steps = self.steps
         if steps is None or is_watched():
             found = self._work(stream, *tensors)
-            if steps is None and index >= 0 and self._tries > 0:
-                self._record(index, tensors)
+            if steps is None:
+                self.make(index, [tensor is not None for tensor in tensors])
             return found
         found = steps.run(stream, *tensors)
         # Operands may lie where kernels compiled for aligned ones cannot read, or not
         # be there.
         return self._work(stream, *tensors) if found is None else found
 
-    def _record(self, index: int, tensors: tuple[Tensor | None, ...]) -> None:
-        make = native.steps_class()
-        if make is None:
-            return
-        try:
-            self._steps = record(make(len(tensors)), self._work, index, tensors)
-        except NotReplayed as reason:
-            self._tries -= 1
-            log_fallback("a step of compiled host code to Python", str(reason))
 
-
-def record(
-    steps: Any, work: Work, index: int, tensors: tuple[Tensor | None, ...]
-) -> Any:
-    """Make steps of a work on tensors like these.
+def record(steps: Any, work: Work, index: int, there: Sequence[bool]) -> Any:
+    """Make steps of a work on tensors of which these are not None.
 
     Raises:
         NotReplayed: It does what no step can do.
     """
-    slots = [
-        None if tensor is None else Slot(steps, i, index)
-        for i, tensor in enumerate(tensors)
-    ]
+    slots = [Slot(steps, i, index) if one else None for i, one in enumerate(there)]
     results = work(steps, *slots)
     places = [None if slot is None else slot.place for slot in results]
-    steps.finish(places, [tensor is not None for tensor in tensors])
+    steps.finish(places, list(there))
     return steps
 
 
@@ -128,6 +143,13 @@ class Slot:
         """A product of matrices added in place."""
         return self._made(self._steps.addmm_(self.place, one.place, other.place))
 
+    def __add__(self, other: Slot) -> Slot:
+        return self._made(self._steps.plus(self.place, other.place))
+
+    def free(self) -> None:
+        """Let go of an input."""
+        self._steps.free(self.place)
+
     def linear(self, weight: Slot, bias: Slot | None) -> Slot:
         """A linear map."""
         added = None if bias is None else bias.place
@@ -149,6 +171,16 @@ class Slot:
 def empty_like(x: Any) -> Any:
     """`torch.empty_like`."""
     return x.empty_like() if type(x) is Slot else torch.empty_like(x)
+
+
+def free(*values: Any) -> None:
+    """Let go of inputs, so that their memory is free if nobody else has them.
+
+    Only compiled code can: in Python, callers hold what they gave.
+    """
+    for value in values:
+        if type(value) is Slot:
+            value.free()
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:

@@ -20,7 +20,7 @@ from pyg_tiga.impls.attention_passes import (
 )
 from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.impls.prepared import Room, room_of
-from pyg_tiga.impls.replay import Replay, empty_like, linear, part
+from pyg_tiga.impls.replay import Recorded, Replay, empty_like, free, linear, part
 from pyg_tiga.impls.triton_attention import RowsPass
 from pyg_tiga.impls.triton_nodes import (
     PartialsPass,
@@ -81,11 +81,12 @@ class Layer(NamedTuple):
 
 
 class GatForward:
-    """From features to the layer's output, as far as the kernels form it.
+    """From features to the layer's output.
 
-    Called with features, the projection, both attention vectors, the bias if the
-    kernels add it, and dropout's seed if anything is dropped. Gives the output, what is
-    kept besides, P if it stands apart, and projected nodes.
+    Called with features, the projection, both attention vectors, the bias or None, and
+    dropout's seed if anything is dropped, or None. Gives the output; the output as the
+    kernels formed it, which is the same tensor if they added the bias or there is none;
+    what is kept besides; P if it stands apart; and projected nodes.
 
     Args:
         graph: The relation.
@@ -113,18 +114,19 @@ class GatForward:
         lin: Tensor,  # [H * C, F_in]
         att_src: Tensor,  # [1, H, C]
         att_dst: Tensor,  # [1, H, C]
-        *rest: Tensor,
+        bias: Tensor | None,  # [H * C]
+        seed: Tensor | None,  # [1]
     ) -> tuple[Tensor | None, ...]:
         values = linear(x, lin)  # [N, H * C]
         out = empty_like(values)
         kept = values.new_empty(self._kept, dtype=torch.float32)
         positive = empty_like(values) if self._is_apart else None
         state = (out,) if positive is None else (out, positive)
-        num_bias = int(self._adds_bias)
-        bias, seed = rest[:num_bias], rest[num_bias:]
+        added = _present(bias) if self._adds_bias else ()
         self._scores(stream, values, att_src, att_dst, kept)
-        self._rows(stream, (values, *seed), state, bias, kept)
-        return out, kept, positive, values
+        self._rows(stream, (values, *_present(seed)), state, added, kept)
+        shown = out if bias is None or added else out + bias
+        return shown, out, kept, positive, values
 
 
 class Needs(NamedTuple):
@@ -140,11 +142,12 @@ class Needs(NamedTuple):
 class GatBackward:
     """Gradients of projected nodes and parameters, and of what they were made of.
 
-    `run` is called with the output's gradient ``[N, H * C]``, projected nodes, output,
-    what is kept, P if it stands apart or None, both vectors, bias and seed as the
-    forward; it gives the gradients of projected nodes, of both vectors and of the
-    bias. `products` makes of the first, features and projection the gradients of these
-    two. They are apart so that all that a forward kept can be freed between them.
+    `run` is called with the output's gradient ``[N, H * C]``, both vectors, bias, seed,
+    and what a forward gave but its first result; it gives the gradients of projected
+    nodes, of both vectors and of the bias. `products` makes of the first, features and
+    projection the gradients of these two. They are apart so that all that a forward
+    kept can be freed between them. `whole` is both, with the gradient, what the forward
+    was called with and what it gave.
 
     Args:
         graph: The relation.
@@ -193,29 +196,29 @@ class GatBackward:
             self._total = total.launch
         self.run = Replay(self._run)
         self.products = Replay(self._multiply)
+        self.whole = Recorded(self._whole)
 
     def _run(
         self,
         stream: Any,
         grad: Tensor,
-        values: Tensor,
+        att_src: Tensor,
+        att_dst: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
         out: Tensor,
         kept: Tensor,
         positive: Tensor | None,
-        att_src: Tensor,
-        att_dst: Tensor,
-        *rest: Tensor,
+        values: Tensor,
     ) -> tuple[Tensor | None, ...]:
         made = grad.new_empty(self._made, dtype=torch.float32)
         rooms = (kept, made)
-        num_bias = int(self._layer.adds_bias)
-        bias, seed = rest[:num_bias], rest[num_bias:]
-        state = (out,) if positive is None else (out, positive)
-        self._prepare(stream, grad, *state, *bias, *rooms)
+        added = _present(bias) if self._layer.adds_bias else ()
+        self._prepare(stream, grad, out, *_present(positive), *added, *rooms)
         grad_values = None
         if self._columns is not None:
             grad_values = empty_like(values)
-            operands, vectors = (values, *seed), (att_src, att_dst)
+            operands, vectors = (values, *_present(seed)), (att_src, att_dst)
             results = (grad_values,)
             self._columns(stream, operands, (grad,), results, (), vectors, *rooms)
         if self._scores is not None:
@@ -249,6 +252,22 @@ class GatBackward:
             grad.mm(lin) if self._needs.x else None,
             grad.t().mm(x) if self._needs.lin else None,
         )
+
+    def _whole(
+        self, stream: Any, grad: Tensor, x: Tensor, lin: Tensor, *rest: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of all that the forward was called with but the seed."""
+        grad_values, *sums = self._run(stream, grad, *rest)
+        # Not the vectors, which are the layer's.
+        free(grad, *rest[-4:])
+        if grad_values is None:
+            return None, None, *sums
+        return (*self._multiply(stream, grad_values, x, lin), *sums)
+
+
+def _present(value: Tensor | None) -> tuple[Tensor, ...]:
+    """What there is, as an argument."""
+    return () if value is None else (value,)
 
 
 def _made(scalar: int, sums: int) -> Room:

@@ -1,5 +1,5 @@
 """The part of the package that is compiled on the machine where it runs."""
 
-from pyg_tiga.native.build import steps_class, wait
+from pyg_tiga.native.build import compiled, wait
 
-__all__ = ["steps_class", "wait"]
+__all__ = ["compiled", "wait"]

@@ -1,6 +1,6 @@
-"""Compiling `steps.cpp`, once on a machine, beside whatever else goes on.
+"""Compiling `module.cpp`, once on a machine, beside whatever else goes on.
 
-A compiler takes some twenty seconds, and PyTorch keeps what it makes for the next
+A compiler takes half a minute, and PyTorch keeps what it makes for the next
 process. Nothing waits for it: until it is there, and where it cannot be, the same work
 is done from Python.
 """
@@ -18,7 +18,8 @@ import torch
 from pyg_tiga._settings import settings
 from pyg_tiga.errors import log_fallback
 
-_SOURCE = Path(__file__).with_name("steps.cpp")
+_SOURCE = Path(__file__).with_name("module.cpp")
+_HEADERS = (_SOURCE.with_name("node.h"), _SOURCE.with_name("steps.h"))
 
 
 class _Build:
@@ -39,7 +40,7 @@ class _Build:
 
     def _run(self) -> None:
         try:
-            self.made = _load().Steps
+            self.made = _load()
         except (
             ImportError,
             OSError,
@@ -49,8 +50,8 @@ class _Build:
             log_fallback("the compiled host code to Python", _last_line(str(error)))
 
 
-def steps_class() -> Any:
-    """The class `Steps` of `steps.cpp`, or None as long as there is none.
+def compiled() -> Any:
+    """The module with `Steps` and `Formula`, or None as long as there is none.
 
     The first question starts the build. With ``PYG_TIGA_NATIVE=wait`` it waits for it,
     and with ``off`` the answer is None.
@@ -76,7 +77,8 @@ def _load() -> Any:
     from torch.utils.cpp_extension import load
 
     # PyTorch looks for edits, but not for another PyTorch in the same folder.
-    text = _SOURCE.read_bytes() + torch.__version__.encode()
+    sources = [path.read_bytes() for path in (_SOURCE, *_HEADERS)]
+    text = b"".join(sources) + torch.__version__.encode()
     name = f"pyg_tiga_steps_{hashlib.sha256(text).hexdigest()[:12]}"
     return load(name, [str(_SOURCE)], extra_cflags=["-O2"], with_cuda=False)
 

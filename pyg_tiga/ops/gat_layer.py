@@ -7,14 +7,21 @@ PyG: the backward then forms it again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyg_tiga import native
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.impls.launch import device_guard, is_current
+from pyg_tiga.impls.launch import (
+    current_stream,
+    device_guard,
+    is_current,
+    is_watched,
+)
 from pyg_tiga.impls.triton_gat import (
     GatBackward,
     GatForward,
@@ -30,6 +37,8 @@ from pyg_tiga.relation.graph import Graph
 
 # A row's channels are summed for the bias in one block.
 _MOST_CHANNELS = 1024
+# Features and parameters may have gradients.
+_NUM_WANTED = 5
 _NO_DATA: dict[torch.device, Tensor] = {}
 
 
@@ -45,7 +54,15 @@ class Weights(NamedTuple):
 class _Run:
     """What one kind of call needs on a relation, found at its first call."""
 
-    __slots__ = ("_backwards", "_schedule", "chunks", "forward", "layer", "plan")
+    __slots__ = (
+        "_backwards",
+        "_formula",
+        "_schedule",
+        "chunks",
+        "forward",
+        "layer",
+        "plan",
+    )
 
     def __init__(self, graph: Graph, plan: Plan, backward: Plan, layer: Layer) -> None:
         self.plan, self.layer = plan, layer
@@ -53,6 +70,19 @@ class _Run:
         self.forward = GatForward(graph, plan.schedule, layer)
         self._schedule = backward.schedule
         self._backwards: dict[tuple[int, tuple[bool, ...]], GatBackward] = {}
+        self._formula: Any = None
+
+    def formula(self) -> Any:
+        """The layer as one node of compiled code; None as long as it is not recorded.
+
+        Called with the stream, `(graph, run)` and what `GatForward` takes.
+        """
+        if self._formula is None and (steps := self.forward.run.steps) is not None:
+            make = native.compiled()
+            if make is not None:
+                args = (_NUM_WANTED, _otherwise, "GATConvBackward")
+                self._formula = make.Formula(steps, *args)
+        return self._formula
 
     def backward(
         self, graph: Graph, stride: int, needs: tuple[bool, ...]
@@ -89,9 +119,23 @@ def gat_layer(
     if run is None:
         return None
     remember_plan(run.plan)
-    if trains:
-        return apply_function(_GatLayer, x, *weights, seed, graph, run)
-    return _forward(graph, run, x, weights, seed)[0]
+    if not trains:
+        return _forward(graph, run, x, weights, seed)[0]
+    out = _as_one_node(graph, run, x, weights, seed)
+    if out is not None:
+        return out
+    return apply_function(_GatLayer, x, *weights, seed, graph, run)
+
+
+def _as_one_node(
+    graph: Graph, run: _Run, x: Tensor, weights: Weights, seed: Tensor | None
+) -> Tensor | None:
+    """The output with its backward in compiled code; None where that cannot be."""
+    formula, index = run.formula(), x.get_device()
+    if formula is None or not is_current(index) or is_watched():
+        return None
+    graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
+    return formula(current_stream(index), (graph, run), x, *weights, seed)
 
 
 def _run_of(
@@ -128,26 +172,14 @@ def _make_run(graph: Graph, x: Tensor, kind: tuple[Any, ...]) -> _Run | None:
 
 def _forward(
     graph: Graph, run: _Run, x: Tensor, weights: Weights, seed: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """The output, what the kernels gave of it and besides, and projected nodes."""
+) -> tuple[Tensor | None, ...]:
+    """The output, and what is kept of it and besides, see `GatForward`."""
     index = x.get_device()
     if not is_current(index):
         with device_guard(index):
             return _forward(graph, run, x, weights, seed)
     graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
-    lin, att_src, att_dst, bias = weights
-    rest = _rest(run, bias, seed)
-    state = run.forward.run(x, lin, att_src, att_dst, *rest)
-    out = state[0]
-    if bias is not None and not run.layer.adds_bias:
-        out = out + bias
-    return (out, *state)
-
-
-def _rest(run: _Run, bias: Tensor | None, seed: Tensor | None) -> tuple[Tensor, ...]:
-    """What the kernels take besides vectors: a bias that they add, a seed."""
-    found = (bias,) if run.layer.adds_bias else ()
-    return found if seed is None else (*found, seed)
+    return run.forward.run(x, *weights, seed)
 
 
 class _GatLayer(torch.autograd.Function):
@@ -164,65 +196,99 @@ class _GatLayer(torch.autograd.Function):
         run: _Run,
     ) -> Tensor:
         weights = Weights(lin, att_src, att_dst, bias)
-        out, formed, kept, positive, values = _forward(graph, run, x, weights, seed)
+        out, formed, *kept = _forward(graph, run, x, weights, seed)
         ctx.graph, ctx.run = graph, run
         ctx.witness = None
         if formed is out:
             ctx.witness, ctx.version = _witness(out), out._version
             # An alias, of which autograd does not ask that it stays as it is.
             formed = out.data
-        rest = (seed, formed, kept, positive, values)
-        ctx.save_for_backward(x, lin, att_src, att_dst, bias, *rest)
+        ctx.save_for_backward(x, *weights, seed, formed, *kept)
         return out
 
     @staticmethod
-    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *rest, seed, out, kept, positive, values = ctx.saved_tensors
-        weights = Weights(*rest)
-        if torch.is_grad_enabled():
-            found = _twice(ctx, (x, *weights), seed, grad)
-            return (*found, None, None, None)
-        state = (values, out, kept, positive)
-        backward, found = _backward(ctx, grad, x, weights, seed, *state)
-        del out, kept, positive, values, state
-        # Before anything else is allocated; a no-op where the graph is kept.
-        ctx.maybe_clear_saved_tensors()
-        grad_values, *sums = found
-        del found
-        grad_x = grad_lin = None
-        if grad_values is not None:
-            grad_x, grad_lin = backward.products(grad_values, x, weights.lin)
-        return grad_x, grad_lin, *sums, None, None, None
+        ctx.edited = ctx.witness is not None and ctx.witness._version != ctx.version
+        return (*_gradients(ctx, grad), None, None, None)
+
+
+class _Call:
+    """What a call kept, as autograd's context of a function has it."""
+
+    __slots__ = ("edited", "graph", "needs_input_grad", "run", "saved_tensors")
+
+    def __init__(
+        self, graph: Graph, run: _Run, saved: list[Any], needs: list[bool], edited: bool
+    ) -> None:
+        self.graph, self.run, self.saved_tensors = graph, run, saved
+        self.needs_input_grad, self.edited = tuple(needs), edited
+
+    def maybe_clear_saved_tensors(self) -> None:
+        """Let go of them: compiled code keeps them if they are needed again."""
+        self.saved_tensors.clear()
+
+
+def _otherwise(
+    owner: tuple[Graph, _Run],
+    saved: list[Any],
+    grad: Tensor,
+    needs: list[bool],
+    edited: bool,
+    usual: bool,
+) -> tuple[tuple[Tensor | None, ...], Any]:
+    """Gradients for which compiled code has no steps, and steps for the next ones."""
+    there = [True, *[value is not None for value in saved]]
+    call = _Call(*owner, saved, needs, edited)
+    found = tuple(_gradients(call, grad))
+    if not usual:
+        return found, None
+    backward = call.run.backward(call.graph, grad.stride(0), call.needs_input_grad)
+    return found, backward.whole.make(grad.get_device(), there)
+
+
+@batchable
+def _gradients(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
+    """Gradients of features and parameters."""
+    x, lin, *vectors, bias, seed, out, kept, positive, values = ctx.saved_tensors
+    rest = (*vectors, bias, seed)
+    if torch.is_grad_enabled():
+        return _twice(ctx, (x, lin, *vectors, bias), seed, grad)
+    if ctx.edited:
+        out = _forward(ctx.graph, ctx.run, x, Weights(lin, *vectors, bias), seed)[1]
+    state = [out, kept, positive, values]
+    del out, kept, positive, values
+    backward, found = _backward(ctx, grad, rest, state)
+    # Before anything else is allocated; a no-op where the graph is kept.
+    ctx.maybe_clear_saved_tensors()
+    grad_values, *sums = found
+    del found
+    grad_x = grad_lin = None
+    if grad_values is not None:
+        grad_x, grad_lin = backward.products(grad_values, x, lin)
+    return grad_x, grad_lin, *sums
 
 
 def _backward(
-    ctx: Any,
-    grad: Tensor,
-    x: Tensor,
-    weights: Weights,
-    seed: Tensor | None,
-    values: Tensor,
-    out: Tensor,
-    *kept: Tensor | None,
+    ctx: Any, grad: Tensor, rest: tuple[Any, ...], state: list[Any]
 ) -> tuple[GatBackward, tuple[Tensor | None, ...]]:
-    """Gradients of projected nodes and of parameters, and what formed them."""
+    """Gradients of projected nodes and of parameters, and what formed them.
+
+    It empties the state, which is large.
+    """
     index = grad.get_device()
     if not is_current(index):
         with device_guard(index):
-            return _backward(ctx, grad, x, weights, seed, values, out, *kept)
+            return _backward(ctx, grad, rest, state)
     graph, run = ctx.graph, ctx.run
-    lin, att_src, att_dst, bias = weights
-    rest = (att_src, att_dst, *_rest(run, bias, seed))
-    if ctx.witness is not None and ctx.witness._version != ctx.version:
-        out = run.forward.run(x, lin, *rest)[0]
     if grad.stride(1) != 1:
         grad = grad.contiguous()
-    backward = run.backward(graph, grad.stride(0), ctx.needs_input_grad[:5])
+    backward = run.backward(graph, grad.stride(0), ctx.needs_input_grad[:_NUM_WANTED])
     # Safe to read on this stream.
     graph.rows().work_items(run.chunks[1])
     graph.columns().work_items(run.chunks[1])
-    return backward, backward.run(grad, values, out, *kept, *rest)
+    found = backward.run(grad, *rest, *state)
+    state.clear()
+    return backward, found
 
 
 def _witness(out: Tensor) -> Tensor:
@@ -248,7 +314,7 @@ def _twice(
     out = attention.by_reference(call, (values, *alphas, None, None))
     out = out.reshape(grad.shape)
     out = out if bias is None else out + bias
-    needs = ctx.needs_input_grad[:5]
+    needs = ctx.needs_input_grad[:_NUM_WANTED]
     wanted = [v for v, need in zip(inputs, needs, strict=True) if need]
     grad = grad.to(out.dtype)
     found = iter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import compiled_autograd
+from torch.utils.checkpoint import checkpoint
 
 from pyg_tiga import functional
 from pyg_tiga.impls import launch
-from pyg_tiga.impls.replay import Replay
+from pyg_tiga.impls.replay import Recorded, Replay
 from pyg_tiga.native import build
 from pyg_tiga.nn import GATConv, SAGEConv
+from pyg_tiga.ops import gat_layer
 
 pytestmark = pytest.mark.gpu
 
@@ -29,6 +33,7 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "sage, no bias": lambda: SAGEConv(64, 64, bias=False, normalize=True),
     "sage, bipartite": lambda: SAGEConv((64, 32), 96),
 }
+AS_NODES = ("gat", "gat, dropout", "gat, one head")
 
 
 class Noted:
@@ -44,18 +49,18 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
     found = Noted()
     monkeypatch.setenv("PYG_TIGA_NATIVE", "wait")
     assert build.wait(), "nothing was compiled"
-    record, call = Replay._record, Replay.__call__
+    record, call = Recorded._record, Replay.__call__
 
-    def noting(replay: Replay, *args: Any) -> None:
+    def noting(replay: Recorded, *args: Any) -> None:
         record(replay, *args)
-        assert replay._steps is not None, "not recorded"
+        assert replay.steps is not None, "not recorded"
         found.recorded += 1
 
     def calling(replay: Replay, *tensors: Any) -> Any:
-        found.replayed += replay._steps is not None
+        found.replayed += replay.steps is not None
         return call(replay, *tensors)
 
-    monkeypatch.setattr(Replay, "_record", noting)
+    monkeypatch.setattr(Recorded, "_record", noting)
     monkeypatch.setattr(Replay, "__call__", calling)
     return found
 
@@ -86,6 +91,10 @@ def step(layer: torch.nn.Module, x: Any, edge_index: Tensor) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
 
 
+def is_node(out: Tensor) -> bool:
+    return not isinstance(out.grad_fn, torch.autograd.function.BackwardCFunction)
+
+
 def equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(map(torch.equal, one, other))
 
@@ -99,13 +108,16 @@ def test_steps_give_what_python_gives(
     layer = LAYERS[name]().to("cuda", dtype)
     x, edge_index = features(layer, dtype), edges(hubs)
     expected = step(layer, x, edge_index)
-    recorded = noted.recorded
-    assert recorded >= 2
+    assert noted.recorded >= 2
     assert noted.replayed == 0
+    assert equal(step(layer, x, edge_index), expected)
+    recorded, noted.replayed = noted.recorded, 0
     for _ in range(3):
         assert equal(step(layer, x, edge_index), expected)
     assert noted.recorded == recorded
-    assert noted.replayed == 3 * recorded
+    # GATConv is one node of compiled code, and Python does not come to replay it.
+    assert noted.replayed == (0 if name in AS_NODES else 3 * recorded)
+    assert is_node(layer(x, edge_index)) == (name in AS_NODES)
 
 
 def test_layers_on_one_graph_do_not_share_what_differs(noted: Noted) -> None:
@@ -244,6 +256,110 @@ def test_who_listens_to_triton_hears_every_launch(
     monkeypatch.setattr(launch._runtime(), "launch_enter_hook", heard.append)
     assert equal(step(layer, x, edge_index), expected)
     assert len(heard) >= 6
+
+
+@pytest.fixture
+def as_node(noted: Noted) -> tuple[GATConv, Tensor, Tensor, list[Tensor]]:
+    """A layer that runs as one node, operands, and what a step of it gives."""
+    layer = GATConv(64, 32, heads=4).cuda()
+    x, edge_index = features(layer, torch.float32), edges(True)
+    for _ in range(2):
+        expected = step(layer, x, edge_index)
+    assert is_node(layer(x, edge_index))
+    return layer, x, edge_index, expected
+
+
+AsNode = tuple[GATConv, Tensor, Tensor, list[Tensor]]
+
+
+def test_gradients_of_a_node_again_and_in_batches(as_node: AsNode) -> None:
+    layer, x, edge_index, expected = as_node
+    inputs = [x, *layer.parameters()]
+    out = layer(x, edge_index)
+    grad = torch.ones_like(out).cumsum(0) / NODES
+    for _ in range(2):
+        found = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+        assert equal(list(found), expected[1:])
+    batch = torch.stack([grad, 2 * grad])
+    found = torch.autograd.grad(
+        out, inputs, batch, retain_graph=True, is_grads_batched=True
+    )
+    for one, other in zip(found, expected[1:], strict=True):
+        torch.testing.assert_close(one, torch.stack([other, 2 * other]))
+    twice = torch.autograd.grad(out, inputs, grad, create_graph=True)
+    assert all(value.requires_grad for value in twice[:2])
+    for one, other in zip(twice, expected[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_gradients_that_nobody_wants_of_a_node(as_node: AsNode) -> None:
+    layer, x, edge_index, expected = as_node
+    inputs = [x, *layer.parameters()]
+    for keep in ([1], [0, 4], [2], [3], [4], [1, 2, 3]):
+        for _ in range(2):
+            out = layer(x, edge_index)
+            grad = torch.ones_like(out).cumsum(0) / NODES
+            found = torch.autograd.grad(out, [inputs[i] for i in keep], grad)
+            assert equal(list(found), [expected[1 + i] for i in keep])
+    for value in inputs[2:]:
+        value.requires_grad_(False)
+    layer(x, edge_index).sum().backward()
+    assert layer.bias.grad is None
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_node_in_a_checkpoint(as_node: AsNode, use_reentrant: bool) -> None:
+    layer, x, edge_index, expected = as_node
+    made = GATConv(64, 32, heads=4).cuda()
+    made.load_state_dict(layer.state_dict())
+    fresh = edge_index.clone()
+    # The first forward runs from Python, and that of the backward may not.
+    for _ in range(3):
+        out = checkpoint(made, x, fresh, use_reentrant=use_reentrant)
+        grad = torch.ones_like(out).cumsum(0) / NODES
+        x.grad = None
+        made.zero_grad()
+        out.backward(grad)
+        found = [x.grad, *[value.grad for value in made.parameters()]]
+        for one, other in zip(found, expected[1:], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_what_a_node_keeps_may_wait_on_the_host(as_node: AsNode) -> None:
+    layer, x, edge_index, expected = as_node
+    with torch.autograd.graph.save_on_cpu():
+        out = layer(x, edge_index)
+    grad = torch.ones_like(out).cumsum(0) / NODES
+    found = torch.autograd.grad(out, [x, *layer.parameters()], grad)
+    assert equal(list(found), expected[1:])
+
+
+def test_a_node_keeps_no_more_memory_than_python(
+    as_node: AsNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x, edge_index, _ = as_node
+    peaks = []
+    for road in (gat_layer._as_one_node, lambda *args: None):
+        monkeypatch.setattr(gat_layer, "_as_one_node", road)
+        for _ in range(2):
+            step(layer, x, edge_index)
+        gc.collect()
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+        step(layer, x, edge_index)
+        peaks.append(torch.cuda.max_memory_allocated() - base)
+    assert peaks[0] <= peaks[1]
+
+
+def test_compiled_autograd_is_refused(as_node: AsNode) -> None:
+    layer, x, edge_index, _ = as_node
+    out = layer(x, edge_index)
+    with (
+        compiled_autograd._enable(torch.compile(backend="eager")),
+        pytest.raises(NotImplementedError, match=r"GATConvBackward.*torch\.compile"),
+    ):
+        out.sum().backward()
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shutil
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -29,20 +27,17 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 @pytest.fixture(scope="module")
-def steps_class(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Compiled once for all workers of a run."""
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        pytest.skip("no C++ compiler on this machine")
-    root = tmp_path_factory.getbasetemp()
-    root = root.parent if root.name.startswith("popen-") else root
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_EXTENSIONS_DIR", str(root / "extensions"))
-        return build._load().Steps
+def steps_class(compiled: Any) -> Any:
+    return compiled.Steps
 
 
 def replayed(steps_class: Any, work: Any, *tensors: Tensor | None) -> Any:
-    steps = record(steps_class(len(tensors)), work, 0, tensors)
+    steps = record(steps_class(len(tensors)), work, 0, there(*tensors))
     return steps.run(0, *tensors)
+
+
+def there(*tensors: Tensor | None) -> list[bool]:
+    return [tensor is not None for tensor in tensors]
 
 
 def same(found: Any, expected: Any) -> None:
@@ -127,7 +122,7 @@ def test_what_nothing_needs_is_freed() -> None:
         del first
         return (empty_like(second),)
 
-    record(Noted(), work, 0, (torch.ones(1),))
+    record(Noted(), work, 0, [True])
     wanted = [("made", 1), ("made", 2), ("freed", 1), ("made", 3), ("freed", 2)]
     assert noted[:6] == [*wanted, ("gives", 3)]
 
@@ -204,7 +199,7 @@ def test_which_inputs_are_there_is_part_of_the_steps(steps_class: Any) -> None:
 
     x, w, b = torch.randn(3, 2), torch.randn(4, 2), torch.randn(4)
     for first, second in ((b, None), (None, b)):
-        steps = record(steps_class(3), work, 0, (x, w, first))
+        steps = record(steps_class(3), work, 0, there(x, w, first))
         same(steps.run(0, x, w, first), work(0, x, w, first))
         assert steps.run(0, x, w, second) is None
 
@@ -231,7 +226,7 @@ def test_kernels_that_cannot_be_launched(steps_class: Any) -> None:
 
 
 def test_a_replay_runs_its_work_once(
-    monkeypatch: pytest.MonkeyPatch, steps_class: Any
+    monkeypatch: pytest.MonkeyPatch, compiled: Any
 ) -> None:
     runs: list[type] = []
 
@@ -239,12 +234,12 @@ def test_a_replay_runs_its_work_once(
         runs.append(type(x))
         return (linear(x, w),)
 
-    monkeypatch.setattr(build._build, "made", steps_class)
+    monkeypatch.setattr(build._build, "made", compiled)
     replay, x, w = Replay(work), torch.randn(3, 2), torch.randn(4, 2)
     (expected,) = replay(x, w)
     # Work on the CPU is not recorded of itself.
     assert runs == [Tensor]
-    replay._record(0, (x, w))
+    replay.make(0, [True, True])
     assert runs == [Tensor, Slot]
     (found,) = replay(x, w)
     assert torch.equal(found, expected)
@@ -263,10 +258,10 @@ def test_no_build_where_it_is_off(
 ) -> None:
     monkeypatch.setenv("PYG_TIGA_NATIVE", "off")
     monkeypatch.setattr(build, "_load", lambda: pytest.fail("built"))
-    assert build.steps_class() is None
+    assert build.compiled() is None
     assert fresh._thread is None
     fresh.made = object()
-    assert build.steps_class() is None
+    assert build.compiled() is None
 
 
 @pytest.mark.parametrize(
@@ -294,8 +289,8 @@ def test_a_failed_build_is_said_once(
     monkeypatch.setenv("PYG_TIGA_NATIVE", "wait")
     build.log_fallback.cache_clear()
     with caplog.at_level("WARNING"):
-        assert build.steps_class() is None
-        assert build.steps_class() is None
+        assert build.compiled() is None
+        assert build.compiled() is None
         assert not build.wait()
     assert len(asked) == 1
     (text,) = [record.message for record in caplog.records]
@@ -303,12 +298,9 @@ def test_a_failed_build_is_said_once(
 
 
 def test_a_build_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, fresh: build._Build, steps_class: Any
+    monkeypatch: pytest.MonkeyPatch, fresh: build._Build, compiled: Any
 ) -> None:
-    class Module:
-        Steps = steps_class
-
-    monkeypatch.setattr(build, "_load", lambda: Module)
+    monkeypatch.setattr(build, "_load", lambda: compiled)
     monkeypatch.setenv("PYG_TIGA_NATIVE", "wait")
-    assert build.steps_class() is steps_class
+    assert build.compiled() is compiled
     assert build.wait()

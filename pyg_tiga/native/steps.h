@@ -1,22 +1,20 @@
 // What a layer does at every call, step by step, without an interpreter between the
 // steps: allocations, dense products by PyTorch, and launches of compiled kernels.
 
+#pragma once
+
 #include <ATen/ATen.h>
 #include <dlfcn.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-namespace py = pybind11;
-
-namespace {
+namespace pyg_tiga {
 
 constexpr size_t kMostParameters = 128;
 constexpr uint64_t kAlignment = 16;  // Bytes; compiled kernels rely on it.
@@ -27,12 +25,12 @@ using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned,
                        unsigned, unsigned, void*, void**, void**);
 using Describe = int (*)(void*, size_t, size_t*, size_t*);
 
-void* symbol(const char* name) {
+inline void* symbol(const char* name) {
   static void* driver = dlopen("libcuda.so.1", RTLD_LAZY);
   return driver == nullptr ? nullptr : dlsym(driver, name);
 }
 
-uint64_t address(const at::Tensor& tensor) {
+inline uint64_t address(const at::Tensor& tensor) {
   return reinterpret_cast<uint64_t>(tensor.data_ptr());
 }
 
@@ -128,9 +126,20 @@ class Steps {
     return add([=](Call& call, size_t out) { call.slots[out] = call.slots[x].to(dtype); });
   }
 
+  size_t plus(size_t a, size_t b) {
+    return add([=](Call& call, size_t out) {
+      call.slots[out] = call.slots[a] + call.slots[b];
+    });
+  }
+
   // Frees what nothing needs any longer, where Python would.
   void release(size_t slot) {
-    if (finished_ || slot < inputs_) return;
+    if (slot >= inputs_) free(slot);
+  }
+
+  // Frees an input, too.
+  void free(size_t slot) {
+    if (finished_) return;
     steps_.push_back([=](Call& call) { call.slots[slot] = at::Tensor(); });
   }
 
@@ -142,7 +151,7 @@ class Steps {
     if (launch_ == nullptr) return "the CUDA driver is not there";
     if (constants.size() > kMostParameters) return "a kernel has too many parameters";
     auto* found = reinterpret_cast<void*>(function);
-    if (described && !fits(found, sizes)) return "Triton passes parameters another way";
+    if (described && !knows(found, sizes)) return "Triton passes parameters another way";
     Kernel made{launch_, found, grid, threads, shared, std::move(constants), {}};
     for (const auto& [parameter, slot, offset] : pointers) {
       made.pointers.push_back({parameter, slot, offset});
@@ -159,28 +168,26 @@ class Steps {
     finished_ = true;
   }
 
-  // Nothing where other inputs are there than at recording, or where one lies in memory
-  // as the kernels do not expect.
-  py::object run(uintptr_t stream, const py::args& inputs) const {
-    HANDLE_TH_ERRORS
-    Call call{std::vector<at::Tensor>(size_), reinterpret_cast<void*>(stream)};
+  // Whether the inputs are as at recording: the same ones are there, and those that
+  // kernels read are aligned as they expect.
+  bool fits(const std::vector<at::Tensor>& inputs) const {
     TORCH_CHECK(inputs.size() == inputs_, "expected ", inputs_, " tensors");
-    for (size_t i = 0; i < inputs_; ++i) {
-      PyObject* given = PyTuple_GET_ITEM(inputs.ptr(), i);
-      if ((given != Py_None) != needed_[i]) return py::none();
-      if (needed_[i]) call.slots[i] = THPVariable_Unpack(given);
-    }
+    for (size_t i = 0; i < inputs_; ++i)
+      if (inputs[i].defined() != needed_[i]) return false;
     for (size_t slot : aligned_)
-      if (address(call.slots[slot]) % kAlignment) return py::none();
-    {
-      py::gil_scoped_release others;
-      for (const auto& step : steps_) step(call);
-    }
-    py::tuple found(results_.size());
+      if (address(inputs[slot]) % kAlignment) return false;
+    return true;
+  }
+
+  // The results of inputs that fit. What nobody else holds of them is freed on the way.
+  std::vector<at::Tensor> run(void* stream, std::vector<at::Tensor> inputs) const {
+    Call call{std::move(inputs), stream};
+    call.slots.resize(size_);
+    for (const auto& step : steps_) step(call);
+    std::vector<at::Tensor> found(results_.size());
     for (size_t i = 0; i < results_.size(); ++i)
-      found[i] = results_[i] ? py::cast(call.slots[*results_[i]]) : py::none();
+      if (results_[i]) found[i] = call.slots[*results_[i]];
     return found;
-    END_HANDLE_TH_ERRORS_PYBIND
   }
 
  private:
@@ -192,7 +199,7 @@ class Steps {
   }
 
   // Whether the driver knows the kernel's parameters by these sizes in bytes.
-  static bool fits(void* function, const std::vector<size_t>& sizes) {
+  static bool knows(void* function, const std::vector<size_t>& sizes) {
     static auto describe = reinterpret_cast<Describe>(symbol("cuFuncGetParamInfo"));
     if (describe == nullptr) return false;
     size_t offset = 0, size = 0;
@@ -210,21 +217,4 @@ class Steps {
   std::vector<bool> needed_;
 };
 
-}  // namespace
-
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
-  py::class_<Steps>(module, "Steps")
-      .def(py::init<size_t, uintptr_t>(), py::arg("inputs"), py::arg("launch") = 0)
-      .def("empty", &Steps::empty)
-      .def("linear", &Steps::linear)
-      .def("mm", &Steps::mm)
-      .def("addmm_", &Steps::addmm_)
-      .def("turned", &Steps::turned)
-      .def("sum_rows", &Steps::sum_rows)
-      .def("part", &Steps::part)
-      .def("cast", &Steps::cast)
-      .def("release", &Steps::release)
-      .def("kernel", &Steps::kernel)
-      .def("finish", &Steps::finish)
-      .def("run", &Steps::run);
-}
+}  // namespace pyg_tiga
