@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyg_tiga.impls.launch import device_guard, is_current
 from pyg_tiga.impls.prepared import Prepared, Room, room_of
-from pyg_tiga.impls.replay import Replay, linear, sum_rows
+from pyg_tiga.impls.replay import Replay, free, linear, sum_rows
 from pyg_tiga.problem import Problem, Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -129,17 +129,20 @@ class Sum:
 class LinearSum:
     """A sum over edges and the linear maps behind it.
 
-    `run` is called with source features, the sum's map, its bias or None, destination
-    features and their map or None and None; gives the sum and the result.
+    `run` is called with source features; destination features, or None if there are
+    none or they are the same; the sum's map, its bias or None, and the destinations'
+    map or None. It gives the result and the sum.
 
     Args:
+        same: Whether sources and destinations are one tensor.
         graph: The relation.
         problem: What is summed.
         schedule: Launch choices.
         stride: Stride of the source features.
     """
 
-    def __init__(self, graph: Graph, *made: Any) -> None:
+    def __init__(self, same: bool, graph: Graph, *made: Any) -> None:
+        self._same = same
         self.sum = SumPass(graph, *made)
         self.run = Replay(self._run)
 
@@ -147,16 +150,16 @@ class LinearSum:
         self,
         stream: Any,
         x: Tensor,  # [N_src, F_in]
+        x_dst: Tensor | None,  # [N_dst, F_dst]
         left: Tensor,  # [F_out, F_in]
         bias: Tensor | None,  # [F_out]
-        x_dst: Tensor | None,  # [N_dst, F_dst]
         right: Tensor | None,  # [F_out, F_dst]
     ) -> tuple[Tensor, ...]:
         aggregate = self.sum(stream, x)
         out = linear(aggregate, left, bias)
         if right is not None:
-            out.addmm_(x_dst, right.t())
-        return aggregate, out
+            out.addmm_(x if self._same else x_dst, right.t())
+        return out, aggregate
 
 
 class Needs(NamedTuple):
@@ -172,22 +175,19 @@ class Needs(NamedTuple):
 class LinearSumBackward:
     """Gradients of `LinearSum`.
 
-    `run` is called with the result's gradient, source features, their map, the sum (or
-    None), destination features and their map or None and None; gives those of source
-    and destination features, maps and bias in the order of `Needs`.
+    `run` is called with the result's gradient, what the forward was called with, and
+    the sum or None; it gives gradients in the order of `Needs`.
 
     Args:
         needs: Which gradients; the others are None.
         same: Whether sources and destinations are one tensor, with one gradient.
-        graph: The reversed relation.
-        problem: The sum of gradients.
-        schedule: Launch choices.
-        stride: Stride of its rows.
+        made: What the sum of gradients is made of, where that of the sources is wanted:
+            the reversed relation, the problem, launch choices, and the rows' stride.
     """
 
-    def __init__(self, needs: Needs, same: bool, graph: Graph, *made: Any) -> None:
+    def __init__(self, needs: Needs, same: bool, *made: Any) -> None:
         self._needs, self._same = needs, same
-        self.sum = SumPass(graph, *made)
+        self.sum = SumPass(*made) if needs.x else None
         self.run = Replay(self._run)
 
     def _run(
@@ -195,21 +195,24 @@ class LinearSumBackward:
         stream: Any,
         grad: Tensor,  # [N_dst, F_out]
         x: Tensor,  # [N_src, F_in]
-        left: Tensor,  # [F_out, F_in]
-        aggregate: Tensor | None,  # [N_dst, F_in]
         x_dst: Tensor | None,  # [N_dst, F_dst]
+        left: Tensor,  # [F_out, F_in]
+        bias: Tensor | None,  # [F_out]
         right: Tensor | None,  # [F_out, F_dst]
+        aggregate: Tensor | None,  # [N_dst, F_in]
     ) -> tuple[Tensor | None, ...]:
         needs, turned = self._needs, grad.t()
+        grad_left = turned.mm(aggregate) if needs.left else None
+        free(aggregate)
         grad_x = None
-        if needs.x:
+        if self.sum is not None:
             grad_x = self.sum(stream, grad.mm(left))
-            if self._same:
+            if self._same and right is not None:
                 grad_x.addmm_(grad, right)
         return (
             grad_x,
             grad.mm(right) if needs.x_dst else None,
-            turned.mm(aggregate) if needs.left else None,
+            grad_left,
             sum_rows(grad) if needs.bias else None,
             turned.mm(x if self._same else x_dst) if needs.right else None,
         )

@@ -6,6 +6,7 @@ formed, instead of in a pass of its own, and the host makes one node of the grap
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_tiga.impls.launch import device_guard, is_current
+from pyg_tiga.impls.replay import Recorded
 from pyg_tiga.impls.triton_sum import LinearSum, LinearSumBackward, Needs
 from pyg_tiga.ops import bodies
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import EAGER, apply_function, wants_grad
 from pyg_tiga.ops.gradients import FLIPPED
+from pyg_tiga.ops.nodes import make_formula, run_as_node
 from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
 
@@ -46,31 +49,57 @@ def aggregate_linear(
         maps: Parameters, all of one dtype with the features.
         normalize: As for `spmm`.
     """
-    x_dst = x_dst if maps.right is not None else None
-    if wants_grad(x, x_dst, *maps):
-        same = x_dst is x
-        inputs = (x, None if same else x_dst, *maps)
-        return apply_function(_AggregateLinear, *inputs, graph, normalize, same)
-    return _forward(graph, x, x_dst, maps, normalize)[1]
+    same = x_dst is x and maps.right is not None
+    x_dst = None if same or maps.right is None else x_dst
+    call = _Call(graph, normalize, same)
+    if not wants_grad(x, x_dst, *maps):
+        return _forward(call, x, x_dst, maps)[0]
+    # A node keeps the sum, which is for the gradient of its map.
+    if maps.left.requires_grad and is_current(x.get_device()):
+        _, run = _find_forward(call, x, x_dst, maps)
+        if run is not None:
+            run.sum.refresh()
+            out = run_as_node(_formula(graph, run), call, x, x_dst, *maps)
+            if out is not None:
+                return out
+    return apply_function(_AggregateLinear, x, x_dst, *maps, call)
+
+
+class _Call(NamedTuple):
+    """What a call is besides its tensors."""
+
+    graph: Graph
+    normalize: str
+    same: bool  # Destinations are the sources.
+
+
+def _find_forward(
+    call: _Call, x: Tensor, x_dst: Tensor | None, maps: Maps
+) -> tuple[Plan, LinearSum | None]:
+    """The plan, and what launches the forward if the fused kernels do."""
+    graph = call.graph
+    plan = bodies.remember_plan(bodies.spmm_plan(graph, x, None, call.normalize))
+    key = (maps.bias is None, x_dst is None, maps.right is None)
+    return plan, _found(graph, plan, x, key, LinearSum, call.same)
 
 
 def _forward(
-    graph: Graph, x: Tensor, x_dst: Tensor | None, maps: Maps, normalize: str
+    call: _Call, x: Tensor, x_dst: Tensor | None, maps: Maps
 ) -> tuple[Tensor, Tensor]:
+    """The result, and the sum."""
     index = x.get_device()
     if not is_current(index):
         with device_guard(index):
-            return _forward(graph, x, x_dst, maps, normalize)
-    plan = bodies.remember_plan(bodies.spmm_plan(graph, x, None, normalize))
-    run = _found(graph, plan, x, (maps.bias is None, x_dst is None), LinearSum)
+            return _forward(call, x, x_dst, maps)
+    plan, run = _find_forward(call, x, x_dst, maps)
     if run is not None:
         run.sum.refresh()
-        return run.run(x, maps.left, maps.bias, x_dst, maps.right)
-    aggregate = plan.run(graph, x, None)
+        return run.run(x, x_dst, *maps)
+    aggregate = plan.run(call.graph, x, None)
     out = F.linear(aggregate, maps.left, maps.bias)
-    if x_dst is not None:
-        out.addmm_(x_dst, maps.right.t())
-    return aggregate, out
+    if maps.right is not None:
+        out.addmm_(x if call.same else x_dst, maps.right.t())
+    return out, aggregate
 
 
 def _found(
@@ -97,6 +126,17 @@ def _found(
     return run
 
 
+def _formula(graph: Graph, run: LinearSum) -> Any:
+    """The layer as a node; None as long as its forward is not recorded."""
+    key = ("formula", id(run))
+    found = graph.scratch.get(key)
+    if found is None:
+        found = make_formula(run.run, 5, _gradients, _recorded, "SAGEConvBackward")
+        if found is not None:
+            graph.scratch[key] = found
+    return found
+
+
 class _AggregateLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -106,69 +146,93 @@ class _AggregateLinear(torch.autograd.Function):
         left: Tensor,
         bias: Tensor | None,
         right: Tensor | None,
-        graph: Graph,
-        normalize: str,
-        same: bool,
+        call: _Call,
     ) -> Tensor:
-        ctx.graph, ctx.normalize, ctx.same = graph, normalize, same
+        ctx.owner = call
         maps = Maps(left, bias, right)
-        dst = x if same else x_dst
-        aggregate, out = _forward(graph, x, dst, maps, normalize)
-        # Features are for the gradient of `right`, the aggregate for that of `left`.
+        out, aggregate = _forward(call, x, x_dst, maps)
         kept = aggregate if ctx.needs_input_grad[2] else None
-        ctx.save_for_backward(x, x_dst, left, bias, right, kept)
+        ctx.save_for_backward(x, x_dst, *maps, kept)
         return out
 
     @staticmethod
-    @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, aggregate = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return (*_twice(ctx, inputs, grad), None, None, None)
-        return (*_backward(ctx, inputs, aggregate, grad), None, None, None)
+        return (*_gradients(ctx, grad), None)
 
 
-def _backward(
-    ctx: Any, inputs: list[Any], aggregate: Tensor | None, grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    x, x_dst, left, _, right = inputs
-    needs, same, graph = ctx.needs_input_grad[:5], ctx.same, ctx.graph
-    grad_x = None
-    if needs[0]:
-        index = grad.get_device()
-        if not is_current(index):
-            with device_guard(index):
-                return _backward(ctx, inputs, aggregate, grad)
-        reverse, flipped = graph.reverse(), FLIPPED[ctx.normalize]
-        # Of a product of the shape and dtype of x, but rows that follow one another.
-        like = x if x.is_contiguous() else x.new_empty(1, x.size(1))
-        plan = bodies.spmm_plan(reverse, like, None, flipped)
-        made = (right is None, LinearSumBackward, Needs(*needs), same)
-        run = _found(reverse, plan, like, *made)
-        if run is not None:
+@batchable
+def _gradients(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
+    """Gradients of features and parameters."""
+    saved = ctx.saved_tensors
+    *inputs, aggregate = saved
+    if torch.is_grad_enabled():
+        return _twice(ctx, inputs, grad)
+    index = grad.get_device()
+    if not is_current(index):
+        with device_guard(index):
+            return _gradients(ctx, grad)
+    run = _find_backward(ctx)
+    if run is not None:
+        if run.sum is not None:
             run.sum.refresh()
-            return run.run(grad, x, left, aggregate, x_dst, right)
-        grad_x = bodies.spmm(reverse, grad @ left, None, flipped)
-        if same:
-            grad_x.addmm_(grad, right)
+        return run.run(grad, *saved)
+    return _plain_gradients(ctx, inputs, aggregate, grad)
+
+
+def _recorded(ctx: Any, grad: Tensor) -> Recorded | None:
+    """The work of a backward that has run."""
+    run = _find_backward(ctx)
+    return None if run is None else run.run
+
+
+def _find_backward(ctx: Any) -> LinearSumBackward | None:
+    """What launches the backward, if the fused kernels do."""
+    graph, normalize, same = ctx.owner
+    x, *rest = ctx.saved_tensors
+    needs = Needs(*ctx.needs_input_grad[:5])
+    absent = tuple([value is None for value in rest])
+    if not needs.x:
+        key = (LinearSumBackward, absent, needs, same)
+        found = graph.scratch.get(key)
+        if found is None:
+            found = graph.scratch[key] = LinearSumBackward(needs, same)
+        return found
+    reverse, flipped = graph.reverse(), FLIPPED[normalize]
+    # Of a product of the shape and dtype of x, but rows that follow one another.
+    like = x if x.is_contiguous() else x.new_empty(1, x.size(1))
+    plan = bodies.spmm_plan(reverse, like, None, flipped)
+    return _found(reverse, plan, like, absent, LinearSumBackward, needs, same)
+
+
+def _plain_gradients(
+    ctx: Any, inputs: list[Any], aggregate: Tensor | None, grad: Tensor
+) -> Sequence[Tensor | None]:
+    """Gradients by whatever the planner chooses for the sum of those of the sources."""
+    graph, normalize, same = ctx.owner
+    x, x_dst, left, _, right = inputs
+    needs = Needs(*ctx.needs_input_grad[:5])
+    grad_x = bodies.spmm(graph.reverse(), grad @ left, None, FLIPPED[normalize])
+    if same:
+        grad_x.addmm_(grad, right)
     turned = grad.t()
     return (
         grad_x,
-        grad @ right if needs[1] else None,
-        turned @ aggregate if needs[2] else None,
-        grad.sum(0) if needs[3] else None,
-        turned @ (x if same else x_dst) if needs[4] else None,
+        grad @ right if needs.x_dst else None,
+        turned @ aggregate if needs.left else None,
+        grad.sum(0) if needs.bias else None,
+        turned @ (x if same else x_dst) if needs.right else None,
     )
 
 
 def _twice(ctx: Any, inputs: list[Any], grad: Tensor) -> list[Tensor | None]:
     """Gradients that can be differentiated again: those of the steps one by one."""
+    graph, normalize, same = ctx.owner
     x, x_dst, left, bias, right = (
         None if value is None else value.view_as(value) for value in inputs
     )
-    out = F.linear(EAGER.spmm(ctx.graph, x, None, ctx.normalize), left, bias)
+    out = F.linear(EAGER.spmm(graph, x, None, normalize), left, bias)
     if right is not None:
-        out = out + F.linear(x if ctx.same else x_dst, right)
+        out = out + F.linear(x if same else x_dst, right)
     given = (x, x_dst, left, bias, right)
     wanted = [v for v, n in zip(given, ctx.needs_input_grad, strict=False) if n]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))

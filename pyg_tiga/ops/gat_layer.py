@@ -14,14 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyg_tiga import native
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.impls.launch import (
-    current_stream,
-    device_guard,
-    is_current,
-    is_watched,
-)
+from pyg_tiga.impls.launch import device_guard, is_current
+from pyg_tiga.impls.replay import Recorded
 from pyg_tiga.impls.triton_gat import (
     GatBackward,
     GatForward,
@@ -32,6 +27,7 @@ from pyg_tiga.ops import attention
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import remember_plan
 from pyg_tiga.ops.eager import apply_function, wants_grad
+from pyg_tiga.ops.nodes import make_formula, run_as_node
 from pyg_tiga.planner import Plan, pinned
 from pyg_tiga.relation.graph import Graph
 
@@ -73,15 +69,10 @@ class _Run:
         self._formula: Any = None
 
     def formula(self) -> Any:
-        """The layer as one node of compiled code; None as long as it is not recorded.
-
-        Called with the stream, `(graph, run)` and what `GatForward` takes.
-        """
-        if self._formula is None and (steps := self.forward.run.steps) is not None:
-            make = native.compiled()
-            if make is not None:
-                args = (_NUM_WANTED, _otherwise, "GATConvBackward")
-                self._formula = make.Formula(steps, *args)
+        """The layer as a node; None as long as its forward is not recorded."""
+        if self._formula is None:
+            args = (_NUM_WANTED, _gradients, _recorded, "GATConvBackward")
+            self._formula = make_formula(self.forward.run, *args)
         return self._formula
 
     def backward(
@@ -93,6 +84,11 @@ class _Run:
             made = (graph, self._schedule, self.layer, stride, Needs(*needs))
             found = self._backwards[stride, needs] = GatBackward(*made)
         return found
+
+
+class _Owner(NamedTuple):
+    graph: Graph
+    run: _Run
 
 
 def gat_layer(
@@ -121,21 +117,12 @@ def gat_layer(
     remember_plan(run.plan)
     if not trains:
         return _forward(graph, run, x, weights, seed)[0]
-    out = _as_one_node(graph, run, x, weights, seed)
+    graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
+    owner = _Owner(graph, run)
+    out = run_as_node(run.formula(), owner, x, *weights, seed)
     if out is not None:
         return out
-    return apply_function(_GatLayer, x, *weights, seed, graph, run)
-
-
-def _as_one_node(
-    graph: Graph, run: _Run, x: Tensor, weights: Weights, seed: Tensor | None
-) -> Tensor | None:
-    """The output with its backward in compiled code; None where that cannot be."""
-    formula, index = run.formula(), x.get_device()
-    if formula is None or not is_current(index) or is_watched():
-        return None
-    graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
-    return formula(current_stream(index), (graph, run), x, *weights, seed)
+    return apply_function(_GatLayer, x, *weights, seed, owner)
 
 
 def _run_of(
@@ -192,12 +179,11 @@ class _GatLayer(torch.autograd.Function):
         att_dst: Tensor,
         bias: Tensor | None,
         seed: Tensor | None,
-        graph: Graph,
-        run: _Run,
+        owner: _Owner,
     ) -> Tensor:
         weights = Weights(lin, att_src, att_dst, bias)
-        out, formed, *kept = _forward(graph, run, x, weights, seed)
-        ctx.graph, ctx.run = graph, run
+        out, formed, *kept = _forward(*owner, x, weights, seed)
+        ctx.owner = owner
         ctx.witness = None
         if formed is out:
             ctx.witness, ctx.version = _witness(out), out._version
@@ -209,41 +195,7 @@ class _GatLayer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         ctx.edited = ctx.witness is not None and ctx.witness._version != ctx.version
-        return (*_gradients(ctx, grad), None, None, None)
-
-
-class _Call:
-    """What a call kept, as autograd's context of a function has it."""
-
-    __slots__ = ("edited", "graph", "needs_input_grad", "run", "saved_tensors")
-
-    def __init__(
-        self, graph: Graph, run: _Run, saved: list[Any], needs: list[bool], edited: bool
-    ) -> None:
-        self.graph, self.run, self.saved_tensors = graph, run, saved
-        self.needs_input_grad, self.edited = tuple(needs), edited
-
-    def maybe_clear_saved_tensors(self) -> None:
-        """Let go of them: compiled code keeps them if they are needed again."""
-        self.saved_tensors.clear()
-
-
-def _otherwise(
-    owner: tuple[Graph, _Run],
-    saved: list[Any],
-    grad: Tensor,
-    needs: list[bool],
-    edited: bool,
-    usual: bool,
-) -> tuple[tuple[Tensor | None, ...], Any]:
-    """Gradients for which compiled code has no steps, and steps for the next ones."""
-    there = [True, *[value is not None for value in saved]]
-    call = _Call(*owner, saved, needs, edited)
-    found = tuple(_gradients(call, grad))
-    if not usual:
-        return found, None
-    backward = call.run.backward(call.graph, grad.stride(0), call.needs_input_grad)
-    return found, backward.whole.make(grad.get_device(), there)
+        return (*_gradients(ctx, grad), None, None)
 
 
 @batchable
@@ -254,7 +206,7 @@ def _gradients(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     if torch.is_grad_enabled():
         return _twice(ctx, (x, lin, *vectors, bias), seed, grad)
     if ctx.edited:
-        out = _forward(ctx.graph, ctx.run, x, Weights(lin, *vectors, bias), seed)[1]
+        out = _forward(*ctx.owner, x, Weights(lin, *vectors, bias), seed)[1]
     state = [out, kept, positive, values]
     del out, kept, positive, values
     backward, found = _backward(ctx, grad, rest, state)
@@ -268,6 +220,12 @@ def _gradients(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     return grad_x, grad_lin, *sums
 
 
+def _recorded(ctx: Any, grad: Tensor) -> Recorded:
+    """The work of a backward that has run."""
+    graph, run = ctx.owner
+    return run.backward(graph, grad.stride(0), ctx.needs_input_grad).whole
+
+
 def _backward(
     ctx: Any, grad: Tensor, rest: tuple[Any, ...], state: list[Any]
 ) -> tuple[GatBackward, tuple[Tensor | None, ...]]:
@@ -279,7 +237,7 @@ def _backward(
     if not is_current(index):
         with device_guard(index):
             return _backward(ctx, grad, rest, state)
-    graph, run = ctx.graph, ctx.run
+    graph, run = ctx.owner
     if grad.stride(1) != 1:
         grad = grad.contiguous()
     backward = run.backward(graph, grad.stride(0), ctx.needs_input_grad[:_NUM_WANTED])
@@ -307,7 +265,7 @@ def _twice(
     """Gradients that can be differentiated again: those of the steps one by one."""
     inputs = tuple(None if value is None else value.view_as(value) for value in inputs)
     x, lin, att_src, att_dst, bias = inputs
-    layer, graph = ctx.run.layer, ctx.graph
+    graph, layer = ctx.owner.graph, ctx.owner.run.layer
     values = F.linear(x, lin).view(-1, layer.heads, layer.channels)
     alphas = attention.gat_scores(graph.num_dst, values, values, att_src, att_dst)
     call = attention.Call(graph, layer.options, None, seed, "time")
