@@ -12,7 +12,7 @@ from pyg_tiga import UnsupportedError, _features, functional, planner
 from pyg_tiga.errors import log_fallback
 from pyg_tiga.impls import triton_spmm
 from pyg_tiga.planner import dispatch
-from pyg_tiga.planner.schedule.defaults import default_schedule, rules
+from pyg_tiga.planner.schedule.defaults import Rule, default_schedule, rules
 from pyg_tiga.planner.table import candidates
 from pyg_tiga.problem import Problem
 from pyg_tiga.testing import make_case, row
@@ -161,6 +161,19 @@ def test_the_shipped_table_answers_everything(
     rows = 1 if op.startswith("edge_attention") else schedule.rows
     held = rows * schedule.edges * schedule.slice
     assert held <= 64 * 32 * schedule.warps
+
+
+def test_registers_are_bounded_by_dtype_where_tiles_are_small() -> None:
+    made = Rule("sddmm", 512, 64, step_bytes=2048, registers=72, registers_of_halves=64)
+    bounds = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        problem = dataclasses.replace(PROBLEM, features=128, dtype=dtype)
+        bounds[dtype] = made.schedule(problem).registers
+        large = dataclasses.replace(made, step_bytes=4096)
+        assert large.schedule(problem).registers == 0
+        plain = dataclasses.replace(made, registers_of_halves=0)
+        assert plain.schedule(problem).registers == 72
+    assert list(bounds.values()) == [72, 64, 64]
 
 
 def test_scheduled_implementations_have_rules() -> None:

@@ -33,6 +33,7 @@ class Rule:
     edges_at_least: int = 1
     edges_at_most: int = 1 << 20
     registers: int = 0  # only where a step's tile is small: others spill
+    registers_of_halves: int = 0  # instead, where features take two bytes
     rows: int = 1
     warps: int = 1
     prescale: bool = False
@@ -64,6 +65,9 @@ class Rule:
             edges = min(edges, self.edge_heads // max(1, columns // channels))
         edges = min(max(edges, self.edges_at_least), self.edges_at_most)
         is_small = edges * columns * itemsize <= _SMALL_TILE_BYTES
+        registers = self.registers
+        if itemsize == 2 and self.registers_of_halves:
+            registers = self.registers_of_halves
         return Schedule(
             self.rows,
             edges,
@@ -71,7 +75,7 @@ class Rule:
             self.warps,
             self.chunk,
             self.prescale,
-            self.registers if is_small else 0,
+            registers if is_small else 0,
         )
 
 
