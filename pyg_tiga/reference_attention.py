@@ -1,4 +1,4 @@
-"""Attention with additive scores in plain PyTorch: any device, any dtype.
+"""Attention over the edges of a relation in plain PyTorch: any device, any dtype.
 
 This module defines what the kernels must compute; tests compare with it and double
 backward runs through it. Half precision accumulates in float32 and is rounded once, at
@@ -96,12 +96,9 @@ def additive_attention(
     edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
     scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
-    weight, largest, total = softmax(edges, scores)
-    weight = _drop(edges, weight, keep, dropout)
-    message = value.to(weight.dtype).index_select(0, edges.src)  # [K, H, C]
-    out = edges.sum_to_dst(weight.unsqueeze(-1) * message)  # [N_dst, H, C]
+    out, largest, total = _attend(edges, value, scores, keep, dropout)
     dtype = promoted(value, alpha_src, alpha_dst, edge_term, loop_term)
-    return out.to(dtype), largest, total.detach()
+    return out.to(dtype), largest, total
 
 
 def attention_weights(
@@ -128,11 +125,84 @@ def attention_weights(
     edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
     scores = _scores(edges, alpha_src, alpha_dst, terms, negative_slope)  # [K, H]
-    weight = _drop(edges, softmax(edges, scores)[0], keep, dropout)
-    weight = weight.to(promoted(alpha_src, alpha_dst, edge_term, loop_term))
-    every = weight.new_zeros(edges.num_stored + num_loops, weight.size(1))
-    every = every.index_copy(0, edges.place, weight)
-    return every[: edges.num_stored], every[edges.num_stored :]
+    dtype = promoted(alpha_src, alpha_dst, edge_term, loop_term)
+    return _every_weight(edges, scores, keep, dropout, dtype)
+
+
+def vector_attention(
+    graph: Graph,
+    value: Tensor,  # [N_src, H, C]
+    row: Tensor,  # [N_dst, H, K]
+    col: Tensor,  # [N_src, H, K]
+    att: Tensor | None = None,  # [H, K]
+    *,
+    scale: float,
+    edge_term: Tensor | None = None,  # [E, H]
+    loop_term: Tensor | None = None,  # [num_loops, H]
+    num_loops: int = 0,
+    edge_mask: Tensor | None = None,  # [E]
+    keep: Tensor | None = None,  # [E + num_loops, H]
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Average source values by a softmax of scores of two vectors.
+
+    .. math::
+        s_e = \alpha \langle \mathbf{r}_i, \mathbf{c}_j \rangle + t_e
+        \quad\text{or, with } \mathbf{a}: \quad
+        s_e = \langle \mathbf{a}, \mathrm{LeakyReLU}_\alpha(\mathbf{r}_i + \mathbf{c}_j)
+        \rangle + t_e
+
+    Args:
+        graph: The relation.
+        value: Source values ``[N_src, H, C]``.
+        row: Vectors of the destinations ``[N_dst, H, K]``: queries.
+        col: Vectors of the sources ``[N_src, H, K]``: keys.
+        att: GATv2's vectors ``[H, K]``; without them, scores are dot products.
+        scale: Factor of the dot product, or slope of the LeakyReLU up to 0.
+        edge_term: Added to the scores, ``[E, H]`` in the caller's edge order.
+        loop_term: As in :func:`additive_attention`, and so are all that follow.
+        num_loops: Likewise.
+        edge_mask: Likewise.
+        keep: Likewise.
+        dropout: Likewise.
+
+    Returns:
+        As :func:`additive_attention`.
+    """
+    edges = edges_of(graph, num_loops, edge_mask)
+    terms = edges.pick(edge_term, loop_term)
+    scores = _vector_scores(edges, row, col, att, terms, scale)  # [K, H]
+    out, largest, total = _attend(edges, value, scores, keep, dropout)
+    dtype = promoted(value, row, col, att, edge_term, loop_term)
+    return out.to(dtype), largest, total
+
+
+def vector_attention_weights(
+    graph: Graph,
+    row: Tensor,  # [N_dst, H, K]
+    col: Tensor,  # [N_src, H, K]
+    att: Tensor | None = None,  # [H, K]
+    *,
+    scale: float,
+    edge_term: Tensor | None = None,  # [E, H]
+    loop_term: Tensor | None = None,  # [num_loops, H]
+    num_loops: int = 0,
+    edge_mask: Tensor | None = None,  # [E]
+    keep: Tensor | None = None,  # [E + num_loops, H]
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The weights of :func:`vector_attention`, after dropout.
+
+    Arguments are those of :func:`vector_attention`.
+
+    Returns:
+        As :func:`attention_weights`.
+    """
+    edges = edges_of(graph, num_loops, edge_mask)
+    terms = edges.pick(edge_term, loop_term)
+    scores = _vector_scores(edges, row, col, att, terms, scale)  # [K, H]
+    dtype = promoted(row, col, att, edge_term, loop_term)
+    return _every_weight(edges, scores, keep, dropout, dtype)
 
 
 def edges_of(graph: Graph, num_loops: int, edge_mask: Tensor | None) -> _Edges:
@@ -176,6 +246,55 @@ def _scores(
     return F.leaky_relu(pre, negative_slope)
 
 
+def vectors_of(edges: _Edges, row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors [K, H, D] of both ends of each edge, in the accumulator of both."""
+    real = torch.promote_types(widened(row.dtype), widened(col.dtype))
+    first = row.to(real).index_select(0, edges.dst)
+    return first, col.to(real).index_select(0, edges.src)
+
+
+def _vector_scores(
+    edges: _Edges,
+    row: Tensor,
+    col: Tensor,
+    att: Tensor | None,
+    terms: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """Scores [K, H]."""
+    first, second = vectors_of(edges, row, col)
+    if att is None:
+        scores = (first * second).sum(-1) * scale
+    else:
+        scores = (F.leaky_relu(first + second, scale) * _widen(att)).sum(-1)
+    return scores if terms is None else scores + _widen(terms)
+
+
+def _attend(
+    edges: _Edges, value: Tensor, scores: Tensor, keep: Tensor | None, dropout: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted sums of values [N_dst, H, C], largest scores and sums of rows."""
+    weight, largest, total = softmax(edges, scores)
+    weight = _drop(edges, weight, keep, dropout)
+    message = _widen(value).index_select(0, edges.src)  # [K, H, C]
+    out = edges.sum_to_dst(weight.unsqueeze(-1) * message)  # [N_dst, H, C]
+    return out, largest, total.detach()
+
+
+def _every_weight(
+    edges: _Edges,
+    scores: Tensor,
+    keep: Tensor | None,
+    dropout: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Weights of stored edges and of loops, 0 for edges that take no part."""
+    weight = _drop(edges, softmax(edges, scores)[0], keep, dropout).to(dtype)
+    every = weight.new_zeros(edges.num_stored + edges.num_loops, weight.size(1))
+    every = every.index_copy(0, edges.place, weight)
+    return every[: edges.num_stored], every[edges.num_stored :]
+
+
 def softmax(edges: _Edges, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Weights [K, H], largest score and sum of each row [N_dst, H]."""
     index = edges.dst.unsqueeze(1).expand_as(scores)
@@ -198,7 +317,12 @@ def _drop(edges: _Edges, weight: Tensor, keep: Tensor | None, dropout: float) ->
 
 
 def _widen(value: Tensor) -> Tensor:
-    return value.float() if value.dtype in _HALF else value
+    return value.to(widened(value.dtype))
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums over values of a dtype are formed."""
+    return torch.float32 if dtype in _HALF else dtype
 
 
 def promoted(*parts: Tensor | None) -> torch.dtype:

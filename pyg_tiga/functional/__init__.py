@@ -12,12 +12,22 @@ from pyg_tiga.functional.attention import (
     additive_attention_weights,
     gat_attention,
 )
+from pyg_tiga.functional.graph_attention import (
+    gatv2_attention,
+    gatv2_attention_weights,
+    graph_attention,
+    graph_attention_weights,
+)
 from pyg_tiga.ops.bodies import last_plan
 
 __all__ = [
     "additive_attention",
     "additive_attention_weights",
     "gat_attention",
+    "gatv2_attention",
+    "gatv2_attention_weights",
+    "graph_attention",
+    "graph_attention_weights",
     "last_plan",
     "plan_spmm",
     "sddmm",

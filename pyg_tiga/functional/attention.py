@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
+from pyg_tiga.functional.attention_arguments import (
+    check_shape,
+    check_terms,
+    options_of,
+)
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
 from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.ops import attention, attention_library, transformed, weights_library
 from pyg_tiga.ops.gat_layer import Weights
 from pyg_tiga.ops.gat_layer import gat_layer as run_gat_layer
 from pyg_tiga.ops.library import Handle
-
-_OBJECTIVES = ("time", "memory", "balanced")
 
 
 def additive_attention(
@@ -71,12 +73,12 @@ def additive_attention(
     """
     size = (value.size(0), alpha_dst.size(0)) if size is None else size
     related = relation_for_ops(relation, value.size(0), size, flow)
-    options, seed = _options(
+    options, seed = options_of(
         related, value, negative_slope, self_loops, dropout, seed, objective
     )
     _check(related, value, alpha_src, alpha_dst)
     terms = (edge_term, loop_term)
-    _check_terms(related, options, value, terms, edge_mask)
+    check_terms(related, options, value, terms, edge_mask)
     inputs = (value, alpha_src, alpha_dst, *terms)
     if isinstance(related, Handle):
         return attention_library.additive(
@@ -139,11 +141,11 @@ def gat_attention(
     if size is None and x_dst is not None:
         size = (x_src.size(0), x_dst.size(0))
     related = relation_for_ops(relation, x_src.size(0), size, flow)
-    options, seed = _options(
+    options, seed = options_of(
         related, x_src, negative_slope, self_loops, dropout, seed, objective
     )
     terms = (edge_term, loop_term)
-    _check_terms(related, options, x_src, terms, edge_mask)
+    check_terms(related, options, x_src, terms, edge_mask)
     if x_dst is not None and x_dst.size(0) != related.num_dst:
         raise ValueError(
             f"'x_dst' must have num_dst = {related.num_dst} rows (got "
@@ -221,7 +223,7 @@ def additive_attention_weights(
     """
     size = (alpha_src.size(0), alpha_dst.size(0)) if size is None else size
     related = relation_for_ops(relation, alpha_src.size(0), size, flow)
-    options, seed = _options(
+    options, seed = options_of(
         related, alpha_src, negative_slope, self_loops, dropout, seed, "time"
     )
     given = (alpha_src, alpha_dst, edge_term, loop_term)
@@ -229,33 +231,6 @@ def additive_attention_weights(
     if isinstance(related, Handle):
         run = weights_library.attention_weights
     return run(related, given, edge_mask, seed, options)
-
-
-def _options(
-    related: Any,
-    x: Tensor,
-    negative_slope: float,
-    self_loops: bool,
-    dropout: float,
-    seed: Tensor | None,
-    objective: str,
-) -> tuple[Options, Tensor | None]:
-    if not 0.0 <= dropout <= 1.0:
-        raise ValueError(f"'dropout' must be from 0 to 1 (got {dropout})")
-    if objective not in _OBJECTIVES:
-        allowed = ", ".join(map(repr, _OBJECTIVES))
-        raise ValueError(f"'objective' must be one of {allowed} (got {objective!r})")
-    if dropout == 0:
-        seed = None
-    elif seed is None:
-        seed = torch.randint(2**62, (1,), device=x.device)
-    elif seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != x.device:
-        raise ValueError(
-            f"'seed' must be one int64 on {x.device} (got {seed.dtype} of shape "
-            f"{list(seed.shape)} on {seed.device})"
-        )
-    num_loops = min(related.num_src, related.num_dst) if self_loops else 0
-    return Options(float(negative_slope), num_loops, float(dropout)), seed
 
 
 def _check(related: Any, value: Tensor, alpha_src: Tensor, alpha_dst: Tensor) -> None:
@@ -269,38 +244,4 @@ def _check(related: Any, value: Tensor, alpha_src: Tensor, alpha_dst: Tensor) ->
         ("alpha_src", alpha_src, related.num_src),
         ("alpha_dst", alpha_dst, related.num_dst),
     ):
-        _check_shape(name, alpha, (rows, heads), value)
-
-
-def _check_terms(
-    related: Any,
-    options: Options,
-    x: Tensor,
-    terms: tuple[Tensor | None, Tensor | None],
-    edge_mask: Tensor | None,
-) -> None:
-    if x.device != related.device:
-        raise ValueError(
-            f"features and the relation must be on one device (got {x.device} and "
-            f"{related.device})"
-        )
-    if terms[0] is None and terms[1] is None and edge_mask is None:
-        return
-    heads = x.size(1)
-    if terms[0] is not None:
-        _check_shape("edge_term", terms[0], (related.num_edges, heads), x)
-    if terms[1] is not None:
-        _check_shape("loop_term", terms[1], (options.num_loops, heads), x)
-    if edge_mask is not None:
-        _check_shape("edge_mask", edge_mask, (related.num_edges,), x)
-        if edge_mask.dtype != torch.bool:
-            raise ValueError(f"'edge_mask' must be bool (got {edge_mask.dtype})")
-
-
-def _check_shape(name: str, value: Tensor, shape: tuple[int, ...], x: Tensor) -> None:
-    if tuple(value.shape) != shape:
-        raise ValueError(
-            f"'{name}' must have shape {list(shape)} (got {list(value.shape)})"
-        )
-    if value.device != x.device:
-        raise ValueError(f"'{name}' must be on {x.device} (got {value.device})")
+        check_shape(name, alpha, (rows, heads), value)

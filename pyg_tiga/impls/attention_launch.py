@@ -57,7 +57,7 @@ class Form(NamedTuple):
 
 def form_of(operands: Operands, options: Options) -> Form:
     """The form of operands that are laid out."""
-    value, row, col, term, loop_term, mask, _ = operands
+    value, row, col, term, loop_term, mask, *_ = operands
     return Form(
         value.size(1),
         value.size(2),

@@ -12,12 +12,15 @@ class Operands(NamedTuple):
 
     Args:
         value: Values of the sources, ``[N_src, H, C]``.
-        row: Operand of the destinations, ``[N_dst, H]`` or ``[N_dst, H, K]``.
-        col: Operand of the sources, likewise.
+        row: Operand of the destinations: ``[N_dst, H]`` of the additive score, else
+            ``[N_dst, H, K]``, queries or GATv2's ``x_dst``.
+        col: Operand of the sources, likewise: keys or ``x_src``. GATv2's is the same
+            tensor as `value`.
         term: Added to every edge's score, ``[E, H]`` in the caller's edge order.
         loop_term: Added to every self-loop's, ``[num_loops, H]``.
         mask: Edges that take part, ``[E]`` bool in the caller's order.
         seed: One int64: the seed of dropout.
+        param: What all edges share, ``[H, K]``: GATv2's ``att``.
     """
 
     value: Tensor
@@ -27,17 +30,19 @@ class Operands(NamedTuple):
     loop_term: Tensor | None = None
     mask: Tensor | None = None
     seed: Tensor | None = None
+    param: Tensor | None = None
 
 
 class Options(NamedTuple):
     """The numbers of a call.
 
     Args:
-        scale: The number that the score takes; the negative slope of the additive one.
+        scale: The number that the score takes: the factor of the dot product, else the
+            negative slope.
         num_loops: Implicit self-loops, of the first nodes. Above 0, stored i -> i edges
             do not take part.
         dropout: Probability of dropping a weight.
-        score: Name of the score.
+        score: Name of the score: ``"additive"``, ``"dot"`` or ``"gatv2"``.
     """
 
     scale: float
@@ -70,11 +75,16 @@ class State(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of the operands, the scores' in float32; None where not asked for."""
+    """Gradients of the operands; None where not asked for.
+
+    Those of scores and terms are in float32, those of vectors in the operand's dtype.
+    Where `Operands.col` is the same tensor as the values, `value` has the sum of both
+    gradients and `col` is None.
+    """
 
     value: Tensor  # [N_src, H, C]
     row: Tensor | None  # as the operand
-    col: Tensor  # as the operand
+    col: Tensor | None  # as the operand
     term: Tensor | None  # [E, H]
     loop_term: Tensor | None  # [num_loops, H]
     param: Tensor | None = None  # [H, K]

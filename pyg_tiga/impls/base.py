@@ -27,6 +27,7 @@ class Limits:
     relations: tuple[str, ...] = ("csr",)
     reduces: tuple[str, ...] = ()
     ties: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
     weighted: bool = True
     deterministic: bool = True
     min_capability: tuple[int, int] = (0, 0)
@@ -40,6 +41,7 @@ class Limits:
             _not_in("relation", problem.relation, self.relations),
             _not_in("reduce", problem.reduce, self.reduces),
             _not_in("ties", problem.ties, self.ties),
+            _not_in("form", problem.form, self.forms),
         ]
         if problem.weighted and not self.weighted:
             reasons.append("weighted is True, required False")

@@ -15,6 +15,7 @@ from pyg_tiga.impls.attention_types import (
     Wanted,
 )
 from pyg_tiga.impls.base import Implementation, Limits
+from pyg_tiga.impls.scatter_scores import Parts, scores_of, sum_to
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.graph import Graph
 
@@ -29,6 +30,33 @@ def kept(
     return _philox.kept(seed, ids, heads, options.dropout)
 
 
+def by_reference(
+    graph: Graph, operands: Operands, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The plain formula, which can be differentiated and transformed at will.
+
+    Returns:
+        The result, and largest scores and sums of the softmax of each row.
+    """
+    value, row, col, term, loop_term, mask, seed, param = operands
+    shared = {
+        "edge_term": term,
+        "loop_term": loop_term,
+        "num_loops": options.num_loops,
+        "edge_mask": mask,
+        "keep": kept(graph, seed, value.size(1), options),
+        "dropout": options.dropout,
+    }
+    if options.score == "additive":
+        slope = options.scale
+        return reference.additive_attention(
+            graph, value, col, row, negative_slope=slope, **shared
+        )
+    return reference.vector_attention(
+        graph, value, row, col, param, scale=options.scale, **shared
+    )
+
+
 def _forward(
     problem: Problem,
     schedule: Schedule | None,
@@ -37,19 +65,7 @@ def _forward(
     options: Options,
     positive: bool,
 ) -> State:
-    out, m, total = reference.additive_attention(
-        graph,
-        operands.value,
-        operands.col,
-        operands.row,
-        edge_term=operands.term,
-        loop_term=operands.loop_term,
-        negative_slope=options.scale,
-        num_loops=options.num_loops,
-        edge_mask=operands.mask,
-        keep=kept(graph, operands.seed, operands.value.size(1), options),
-        dropout=options.dropout,
-    )
+    out, m, total = by_reference(graph, operands, options)
     return State(out.to(problem.out_dtype), m, total, None, None)
 
 
@@ -66,15 +82,15 @@ def _backward(
     """The formulas of the kernels, with a row for every edge."""
     edges = reference.edges_of(graph, options.num_loops, operands.mask)
     terms = edges.pick(operands.term, operands.loop_term)
-    pre = reference.pre_activations(edges, operands.col, operands.row, terms)  # [K, H]
-    real = pre.dtype
-    scores = torch.where(pre > 0, pre, pre * options.scale)
+    parts = Parts(operands.row, operands.col, operands.param, terms)
+    scores, pullback = scores_of(edges, parts, options)  # [K, H]
+    real = scores.dtype
     weight = (scores - state.m.to(real).index_select(0, edges.dst)).exp()
     weight = weight / state.total.to(real).index_select(0, edges.dst)
     keep = kept(graph, operands.seed, operands.value.size(1), options)
     dropped = weight
     if keep is not None:
-        factor = keep.index_select(0, edges.place) * options.factor
+        factor = keep.index_select(0, edges.place).to(real) * options.factor
         dropped = weight * factor
     real = torch.promote_types(real, operands.value.dtype)
     grad = grad.to(real)
@@ -85,23 +101,29 @@ def _backward(
     product = value.mul_(gathered).sum(-1)  # [K, H]
     if keep is not None:
         product = product * factor
-    grad_pre = weight * (product - delta.index_select(0, edges.dst))
-    grad_pre = torch.where(pre > 0, grad_pre, grad_pre * options.scale)
+    found = pullback(weight * (product - delta.index_select(0, edges.dst)))
     messages = gathered.mul_(dropped.unsqueeze(-1))  # [K, H, C]
-    grad_value = _sum(messages, edges.src, graph.num_src)
-    every = grad_pre.new_zeros(graph.num_edges + options.num_loops, grad_pre.size(1))
-    every = every.index_copy(0, edges.place, grad_pre)
+    grad_value = sum_to(messages, edges.src, graph.num_src)
+    is_value = operands.col is operands.value
+    if is_value:
+        grad_value += found.col
+    every = found.terms.new_zeros(
+        graph.num_edges + options.num_loops, found.terms.size(1)
+    )
+    every = every.index_copy(0, edges.place, found.terms)
     return Gradients(
         grad_value.to(operands.value.dtype),
-        _sum(grad_pre, edges.dst, graph.num_dst),
-        _sum(grad_pre, edges.src, graph.num_src),
+        _as_operand(found.row, operands.row),
+        None if is_value else _as_operand(found.col, operands.col),
         every[: graph.num_edges].clone() if wanted.term else None,
         every[graph.num_edges :].clone() if wanted.loop_term else None,
+        found.param,
     )
 
 
-def _sum(value: Tensor, index: Tensor, size: int) -> Tensor:
-    return value.new_zeros(size, *value.shape[1:]).index_add_(0, index, value)
+def _as_operand(grad: Tensor, operand: Tensor) -> Tensor:
+    """Gradients of vectors in their dtype; those of scores stay in the accumulator."""
+    return grad.to(operand.dtype) if operand.dim() == 3 else grad
 
 
 ATTENTION = Implementation("scatter", "scatter", "edge_attention", Limits(), _forward)

@@ -174,7 +174,12 @@ def _forward(
     return state
 
 
-LIMITS = Limits(devices=("cuda", "cpu"), dtypes=FLOATS, min_capability=(8, 0))
+LIMITS = Limits(
+    devices=("cuda", "cpu"),
+    dtypes=FLOATS,
+    forms=("additive",),
+    min_capability=(8, 0),
+)
 
 ATTENTION = Implementation(
     "triton", "triton", "edge_attention", LIMITS, _forward, missing, scheduled=True

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls import (
     scatter_attention,
     triton_attention_backward,
@@ -105,10 +104,10 @@ class _Attention(torch.autograd.Function):
         found = plan.run(call.graph, grad, operands, call.options, state, wanted)
         return (
             found.value,
-            _cast(found.col, alpha_src),
-            _cast(found.row, alpha_dst),
-            _cast(found.term, term),
-            _cast(found.loop_term, loop_term),
+            cast(found.col, alpha_src),
+            cast(found.row, alpha_dst),
+            cast(found.term, term),
+            cast(found.loop_term, loop_term),
             None,
             None,
         )
@@ -195,16 +194,16 @@ class _GatAttention(torch.autograd.Function):
         return (
             found.value,
             grad_dst,
-            _cast(grad_att[0], att_src),
-            _cast(grad_att_dst, att_dst),
-            _cast(found.term, term),
-            _cast(found.loop_term, loop_term),
+            cast(grad_att[0], att_src),
+            cast(grad_att_dst, att_dst),
+            cast(found.term, term),
+            cast(found.loop_term, loop_term),
             None,
             None,
         )
 
 
-def _cast(grad: Tensor | None, operand: Tensor) -> Tensor | None:
+def cast(grad: Tensor | None, operand: Tensor) -> Tensor | None:
     """A gradient in the dtype of its operand; asked first, as PyTorch is slower."""
     if grad is None or grad.dtype is operand.dtype:
         return grad
@@ -288,51 +287,43 @@ def by_reference(call: Call, inputs: tuple[Any, ...]) -> Tensor:
         inputs: Values, source and destination scores, edge and loop terms.
     """
     value, alpha_src, alpha_dst, term, loop_term = inputs
-    return reference.additive_attention(
-        call.graph,
-        value,
-        alpha_src,
-        alpha_dst,
-        edge_term=term,
-        loop_term=loop_term,
-        negative_slope=call.options.scale,
-        num_loops=call.options.num_loops,
-        edge_mask=call.mask,
-        keep=scatter_attention.kept(call.graph, call.seed, value.size(1), call.options),
-        dropout=call.options.dropout,
-    )[0]
+    operands = Operands(
+        value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+    )
+    return scatter_attention.by_reference(call.graph, operands, call.options)[0]
 
 
 def _twice(
     call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated again, by the reference."""
-    inputs = _aliased(inputs)
-    return _differentiate(by_reference(call, inputs), inputs, grad, needs)
+    inputs = aliased(inputs)
+    return differentiate(by_reference(call, inputs), inputs, grad, needs)
 
 
 def _gat_twice(
     call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
     same = inputs[1] is inputs[0]
-    inputs = _aliased(inputs)
+    inputs = aliased(inputs)
     x_src, x_dst, att_src, att_dst, term, loop_term = inputs
     # One tensor in two places: the first place gets the whole gradient.
     x_dst = x_src if same else x_dst
     alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
     out = by_reference(call, (x_src, *alphas, term, loop_term))
     inputs = (x_src, None if same else x_dst, *inputs[2:])
-    return _differentiate(out, inputs, grad, needs)
+    return differentiate(out, inputs, grad, needs)
 
 
-def _aliased(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def aliased(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Inputs whose gradients stop there, though one was computed from another."""
     return tuple(None if x is None else x.view_as(x) for x in inputs)
 
 
-def _differentiate(
+def differentiate(
     out: Tensor, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
 ) -> list[Tensor | None]:
+    """Gradients of the inputs that need one, which can be differentiated again."""
     wanted = [
         x if need and x is not None else None
         for x, need in zip(inputs, needs, strict=False)

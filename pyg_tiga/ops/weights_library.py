@@ -103,7 +103,8 @@ def _backward(
         grads = grads * keep.index_select(0, edges.place) * options.factor
     # Of the softmax, then of the LeakyReLU, whose slope at 0 is that below.
     mean = edges.sum_to_dst(weight * grads).index_select(0, edges.dst)
-    grads = weight * (grads - mean) * torch.where(pre > 0, 1.0, slope)
+    grads = weight * (grads - mean)
+    grads = torch.where(pre > 0, grads, grads * slope)
     by_src = grads.new_zeros(alpha_src.shape).index_add(0, edges.src, grads)
     every = grads.new_zeros(graph.num_edges + num_loops, grads.size(1))
     every = every.index_copy(0, edges.place, grads)

@@ -1,0 +1,144 @@
+"""Edge attention with scores of two vectors, dot products and GATv2's: the eager road.
+
+The forward keeps (m, l) of each softmax. Gradients that are to be differentiated again,
+and transforms of `torch.func`, take the plain formula.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_tiga import reference_attention as reference
+from pyg_tiga.impls import scatter_attention
+from pyg_tiga.impls.attention_types import Operands, State, Wanted
+from pyg_tiga.ops import attention
+from pyg_tiga.ops.attention import Call
+from pyg_tiga.ops.batched import batchable
+from pyg_tiga.ops.eager import apply_function, wants_grad
+
+
+class Inputs(NamedTuple):
+    """What a call can be differentiated by.
+
+    Args:
+        value: Values of the sources, ``[N_src, H, C]``.
+        row: Vectors of the destinations, ``[N_dst, H, K]``.
+        col: Vectors of the sources, ``[N_src, H, K]``; None where they are the values.
+        param: GATv2's ``att``, ``[H, K]``.
+        term: Added to the scores of edges, ``[E, H]``.
+        loop_term: Added to those of loops, ``[num_loops, H]``.
+    """
+
+    value: Tensor
+    row: Tensor
+    col: Tensor | None
+    param: Tensor | None
+    term: Tensor | None
+    loop_term: Tensor | None
+
+    def operands(self, mask: Tensor | None, seed: Tensor | None) -> Operands:
+        """As implementations take them."""
+        col = self.value if self.col is None else self.col
+        terms = (self.term, self.loop_term)
+        return Operands(self.value, self.row, col, *terms, mask, seed, self.param)
+
+    def out_dtype(self) -> torch.dtype:
+        """That of the result."""
+        return reference.promoted(*self)
+
+
+class _VectorAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        row: Tensor,
+        col: Tensor | None,
+        param: Tensor | None,
+        term: Tensor | None,
+        loop_term: Tensor | None,
+        call: Call,
+    ) -> Tensor:
+        inputs = Inputs(value, row, col, param, term, loop_term)
+        state = _forward(call, inputs)
+        ctx.call = call
+        ctx.save_for_backward(*inputs, *state[:3])
+        return state.out
+
+    @staticmethod
+    @batchable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        call, needs = ctx.call, ctx.needs_input_grad
+        *inputs, out, m, total = ctx.saved_tensors
+        inputs = Inputs(*inputs)
+        if torch.is_grad_enabled():
+            inputs = Inputs(*attention.aliased(inputs))
+            again = by_reference(call, inputs)
+            return (*attention.differentiate(again, inputs, grad, needs), None)
+        state = State(out, m, total, None, None)
+        wanted = Wanted(needs[4], needs[5], call.objective != "memory")
+        return (*gradients(call, inputs, grad, state, wanted), None)
+
+
+def _forward(call: Call, inputs: Inputs) -> State:
+    operands = inputs.operands(call.mask, call.seed)
+    return attention.forward(call, operands, inputs.out_dtype(), positive=False)
+
+
+def gradients(
+    call: Call, inputs: Inputs, grad: Tensor, state: State, wanted: Wanted
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the inputs, each in its dtype; None where there is none."""
+    operands = inputs.operands(call.mask, call.seed)
+    plan = attention.attention_plan(
+        "edge_attention_backward", call, inputs.value, grad.dtype
+    )
+    found = plan.run(call.graph, grad, operands, call.options, state, wanted)
+    parts = (found.row, found.col, found.param, found.term, found.loop_term)
+    return (
+        found.value,
+        *(attention.cast(x, of) for x, of in zip(parts, inputs[1:], strict=True)),
+    )
+
+
+def vector_attention(call: Call, inputs: Inputs) -> Tensor:
+    """Edge attention with scores of two vectors, differentiable."""
+    if wants_grad(*inputs):
+        return apply_function(_VectorAttention, *inputs, call)
+    return _forward(call, inputs).out
+
+
+def by_reference(call: Call, inputs: Inputs) -> Tensor:
+    """The plain formula, which can be differentiated and transformed at will."""
+    operands = inputs.operands(call.mask, call.seed)
+    return scatter_attention.by_reference(call.graph, operands, call.options)[0]
+
+
+def weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Weights of edges ``[E, H]`` and loops ``[L, H]``, by the plain formula.
+
+    They take part in no sum over features: what they cost is what they return.
+
+    Args:
+        call: The call.
+        inputs: Its inputs; of the values only GATv2's, its vectors, are read.
+    """
+    operands, options = inputs.operands(call.mask, call.seed), call.options
+    return reference.vector_attention_weights(
+        call.graph,
+        operands.row,
+        operands.col,
+        operands.param,
+        scale=options.scale,
+        edge_term=operands.term,
+        loop_term=operands.loop_term,
+        num_loops=options.num_loops,
+        edge_mask=call.mask,
+        keep=scatter_attention.kept(
+            call.graph, call.seed, operands.row.size(1), options
+        ),
+        dropout=options.dropout,
+    )

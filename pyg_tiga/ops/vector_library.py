@@ -1,0 +1,318 @@
+"""Edge attention with scores of two vectors: the compiled road, as `torch.library` ops.
+
+What a call does not need has size 0. Sources whose vectors are their values, as those
+of GATv2, cross an op's boundary once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_tiga import reference_attention as reference
+from pyg_tiga.impls.attention_types import Options, State, Wanted
+from pyg_tiga.impls.scatter_attention import kept
+from pyg_tiga.impls.scatter_scores import Parts, scores_of
+from pyg_tiga.ops import attention, vector_attention
+from pyg_tiga.ops.library import Handle, define
+from pyg_tiga.ops.vector_attention import Inputs
+from pyg_tiga.relation.graph import Graph
+
+
+def _forward(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    value: Tensor,
+    row: Tensor,
+    col: Tensor | None,
+    param: Tensor | None,
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    score: str,
+    scale: float,
+    num_loops: int,
+    dropout: float,
+    objective: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    options = Options(scale, num_loops, dropout, score)
+    call = attention.Call(graph, options, mask, seed, objective)
+    inputs = Inputs(value, row, col, param, term, loop_term)
+    dtype, operands = inputs.out_dtype(), inputs.operands(mask, seed)
+    plan = attention.attention_plan("edge_attention", call, value, dtype)
+    state = plan.run(graph, operands, options, False)
+    real = _state_dtype(dtype)
+    return state.out, state.m.to(real), state.total.to(real)
+
+
+def _backward(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    value: Tensor,
+    row: Tensor,
+    col: Tensor | None,
+    param: Tensor | None,
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    state: Sequence[Tensor],
+    score: str,
+    scale: float,
+    num_loops: int,
+    dropout: float,
+    objective: str,
+    wants_term: bool,
+    wants_loop_term: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    options = Options(scale, num_loops, dropout, score)
+    call = attention.Call(graph, options, mask, seed, objective)
+    inputs = Inputs(value, row, col, param, term, loop_term)
+    wanted = Wanted(wants_term, wants_loop_term, objective != "memory")
+    found = vector_attention.gradients(
+        call, inputs, grad, State(*state, None, None), wanted
+    )
+    if found[2] is None and col is not None:
+        # One tensor came twice, and the values' gradient is that of both.
+        found = (*found[:2], torch.zeros_like(col), *found[3:])
+    return tuple(value.new_empty(0) if x is None else x for x in found)
+
+
+def _state_dtype(out_dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if out_dtype == torch.float64 else torch.float32
+
+
+forward_op = define("vector_attention", _forward)
+backward_op = define("vector_attention_backward", _backward)
+
+
+@forward_op.register_fake
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    value: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    shape, dtype = (num_dst, value.size(1)), reference.promoted(value, *rest[:5])
+    out = value.new_empty(*shape, value.size(2), dtype=dtype)
+    m = value.new_empty(shape, dtype=_state_dtype(dtype))
+    return out, m, torch.empty_like(m)
+
+
+@backward_op.register_fake
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    value: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    wanted = (True, True, True, True, *rest[-2:])
+    return tuple(
+        x.new_empty(x.shape) if x is not None and is_wanted else value.new_empty(0)
+        for x, is_wanted in zip((value, *rest[:5]), wanted, strict=True)
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    index, *ctx.relation = inputs[:4]
+    ctx.num_index, ctx.numbers = len(index), inputs[12:]
+    ctx.save_for_backward(*index, *inputs[4:12], *output)
+
+
+def _vjp(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    index, tensors = list(saved[: ctx.num_index]), saved[ctx.num_index :]
+    # Terms come ninth and tenth among the arguments.
+    wanted = ctx.needs_input_grad[8:10]
+    found = backward_op(
+        index,
+        *ctx.relation,
+        grad,
+        *tensors[:8],
+        list(tensors[8:]),
+        *ctx.numbers,
+        *wanted,
+    )
+    found = _given(found, tensors[:4], (True,) * 4) + _given(
+        found[4:], tensors[4:6], wanted
+    )
+    return ([None] * len(index), None, None, None, *found, *[None] * 7)
+
+
+def _given(
+    found: Sequence[Tensor], given: Sequence[Tensor | None], wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of what is there and asked for."""
+    return tuple(
+        x if of is not None and is_wanted else None
+        for x, of, is_wanted in zip(found, given, wanted, strict=False)
+    )
+
+
+forward_op.register_autograd(_vjp, setup_context=_setup)
+
+
+def attend(
+    relation: Handle,
+    inputs: Inputs,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+    objective: str,
+) -> Tensor:
+    """:func:`vector_attention.vector_attention` as one node of a compiled graph."""
+    numbers = (options.score, options.scale, options.num_loops, options.dropout)
+    return forward_op(*relation.args(), *inputs, mask, seed, *numbers, objective)[0]
+
+
+def _weights(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    row: Tensor,
+    col: Tensor,
+    param: Tensor | None,
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    score: str,
+    scale: float,
+    num_loops: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    options = Options(scale, num_loops, dropout, score)
+    call = attention.Call(graph, options, mask, seed, "time")
+    inputs = Inputs(col, row, None, param, term, loop_term)
+    weights, loops = vector_attention.weights(call, inputs)
+    return weights.clone(), loops.clone()
+
+
+def _weights_backward(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    grad_loops: Tensor,
+    row: Tensor,
+    col: Tensor,
+    param: Tensor | None,
+    term: Tensor | None,
+    loop_term: Tensor | None,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    score: str,
+    scale: float,
+    num_loops: int,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    options = Options(scale, num_loops, dropout, score)
+    edges = reference.edges_of(graph, num_loops, mask)
+    parts = Parts(row, col, param, edges.pick(term, loop_term))
+    scores, pullback = scores_of(edges, parts, options)  # [K, H]
+    weight, _, _ = reference.softmax(edges, scores)
+    grads = edges.pick(grad, grad_loops).to(scores.dtype)  # [K, H]
+    keep = kept(graph, seed, row.size(1), options)
+    if keep is not None:
+        grads = grads * keep.index_select(0, edges.place) * options.factor
+    mean = edges.sum_to_dst(weight * grads).index_select(0, edges.dst)
+    found = pullback(weight * (grads - mean))
+    every = found.terms.new_zeros(graph.num_edges + num_loops, row.size(1))
+    every = every.index_copy(0, edges.place, found.terms)
+    terms = every.tensor_split([graph.num_edges])
+    given = (row, col, param, term, loop_term)
+    # Copies: parts of one tensor would be aliases.
+    return tuple(
+        row.new_empty(0) if x is None else value.to(x.dtype, copy=True)
+        for x, value in zip(
+            given, (found.row, found.col, found.param, *terms), strict=True
+        )
+    )
+
+
+weights_op = define("vector_attention_weights", _weights)
+weights_backward_op = define("vector_attention_weights_backward", _weights_backward)
+
+
+@weights_op.register_fake
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    row, num_loops = rest[0], rest[9]
+    heads, dtype = row.size(1), reference.promoted(*rest[:5])
+    shapes = ((index[-1].size(-1), heads), (num_loops, heads))
+    return tuple(row.new_empty(shape, dtype=dtype) for shape in shapes)
+
+
+@weights_backward_op.register_fake
+def _(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    grad_loops: Tensor,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    return tuple(
+        rest[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in rest[:5]
+    )
+
+
+def _weights_setup(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
+) -> None:
+    index, *ctx.relation = inputs[:4]
+    ctx.num_index, ctx.numbers = len(index), inputs[11:]
+    ctx.save_for_backward(*index, *inputs[4:11])
+
+
+def _weights_vjp(ctx: Any, grad: Tensor, grad_loops: Tensor) -> tuple[Any, ...]:
+    index = list(ctx.saved_tensors[: ctx.num_index])
+    tensors = ctx.saved_tensors[ctx.num_index :]
+    found = weights_backward_op(
+        index, *ctx.relation, grad, grad_loops, *tensors, *ctx.numbers
+    )
+    found = _given(found, tensors, (True,) * 5)
+    return ([None] * ctx.num_index, None, None, None, *found, *[None] * 6)
+
+
+weights_op.register_autograd(_weights_vjp, setup_context=_weights_setup)
+
+
+def attention_weights(
+    relation: Handle,
+    inputs: Inputs,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+) -> tuple[Tensor, Tensor]:
+    """:func:`vector_attention.weights` as one node of a compiled graph."""
+    col = inputs.value if inputs.col is None else inputs.col
+    given = (inputs.row, col, *inputs[3:], mask, seed)
+    numbers = (options.score, options.scale, options.num_loops, options.dropout)
+    return weights_op(*relation.args(), *given, *numbers)
