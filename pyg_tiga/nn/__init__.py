@@ -8,9 +8,11 @@ import torch
 
 from pyg_tiga.nn._dropin import DropIn
 from pyg_tiga.nn.gat_conv import GATConv
+from pyg_tiga.nn.gatv2_conv import GATv2Conv
 from pyg_tiga.nn.sage_conv import SAGEConv
+from pyg_tiga.nn.transformer_conv import TransformerConv
 
-__all__ = ["GATConv", "SAGEConv", "explain"]
+__all__ = ["GATConv", "GATv2Conv", "SAGEConv", "TransformerConv", "explain"]
 
 
 def explain(obj: Any) -> str:

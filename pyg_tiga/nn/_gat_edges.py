@@ -1,4 +1,4 @@
-"""What GATConv reads from its edges and their features, and gives back of them."""
+"""What attention layers read from edges and their features, and give back of them."""
 
 from __future__ import annotations
 
@@ -166,19 +166,32 @@ def _merge(graph: Graph) -> Graph | None:
 
 
 def run_parent(forward: Any, layer: Any, x: Any, edge_index: Any, *args: Any) -> Any:
-    """What the parent's ``forward`` gives for edges that PyG need not take.
-
-    Attention ignores the values of a graph's matrix.
-    """
+    """What GATConv's parent gives for edges that PyG need not take."""
     edge_attr, size, wants_weights = args
     given = edge_index
+    edge_index, size = parents_edges(edge_index, size)
+    found = forward(x, edge_index, edge_attr, size, wants_weights)
+    returns_given = bool(wants_weights) and not layer.add_self_loops
+    return with_given_edges(found, given) if returns_given else found
+
+
+def parents_edges(edge_index: Any, size: Any = None) -> tuple[Any, Any]:
+    """The edges and their size as PyG's attention layers take them.
+
+    They ignore the values of a graph's matrix.
+    """
     if isinstance(edge_index, Graph):
         edge_index = edge_index.with_value(None)
-    edge_index, size = for_parent(edge_index, size)
-    found = forward(x, edge_index, edge_attr, size, wants_weights)
-    if not wants_weights or layer.add_self_loops or not is_edge_list(given):
+    return for_parent(edge_index, size)
+
+
+def with_given_edges(found: Any, given: Any) -> Any:
+    """The parent's output and weights with the caller's edge list, if that it is.
+
+    The parent returns its own, which may be wider.
+    """
+    if not is_edge_list(given):
         return found
-    # The parent returns its edges, which may be wider than the caller's.
     out, (_, alpha) = found
     return out, (given, alpha)
 

@@ -1,4 +1,4 @@
-"""What GATConv may do with its edges and parameters."""
+"""What attention layers may do with their edges, and GATConv with its parameters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ def check_options(heads: Any, dropout: Any) -> None:
         raise ValueError(f"'dropout' must be a number in [0, 1] (got {dropout!r})")
 
 
-def check_nodes(name: str, x: Any, lin: torch.nn.Module, edge_index: Any) -> None:
+def check_nodes(
+    name: str,
+    x: Any,
+    lin: torch.nn.Module,
+    edge_index: Any,
+    layer: str = "GATConv",
+) -> None:
     """Hold node features to the edges and to the linear map that reads them.
 
     Raises:
@@ -46,7 +52,7 @@ def check_nodes(name: str, x: Any, lin: torch.nn.Module, edge_index: Any) -> Non
     """
     if isinstance(x, Tensor) and x.dim() > 2:
         raise ValueError(
-            f"Static graphs not supported in 'GATConv': '{name}' must have shape "
+            f"Static graphs not supported in '{layer}': '{name}' must have shape "
             f"[num_nodes, in_channels] (got {list(x.shape)})"
         )
     check_features(name, x, lin, leading="")
@@ -59,23 +65,25 @@ def matrix_reasons(layer: Any, matrix: Any, edge_attr: Any, weights: Any) -> lis
     That is where PyG refuses it, or reorders it.
     """
     reasons = []
+    loops = getattr(layer, "add_self_loops", False)
     reads_attr = edge_attr is not None and layer._modules.get("lin_edge") is not None
     if is_sparse_tensor(matrix):
         value = matrix.storage.value()
         wide = value is not None and value.dim() > 1
-        if layer.add_self_loops and layer.edge_dim is not None:
+        if loops and layer.edge_dim is not None:
             reasons.append("PyG has no self-loops for a SparseTensor with edge_dim")
     else:
         wide = matrix.dense_dim() > 0
         if matrix.layout not in (torch.sparse_coo, torch.sparse_csr):
-            reasons.append(f"PyG's GATConv refuses the layout {matrix.layout}")
-        elif edge_attr is not None and layer.add_self_loops:
+            name = layer._pyg_class.__name__
+            reasons.append(f"PyG's {name} refuses the layout {matrix.layout}")
+        elif edge_attr is not None and loops:
             reasons.append("PyG refuses 'edge_attr' for a matrix with self-loops")
         elif reads_attr and not _is_coalesced(matrix):
             reasons.append("PyG refuses an uncoalesced matrix")
     if wide:
         reasons.append("the matrix holds a row of values per entry")
-    if weights and layer.add_self_loops:
+    if weights and loops:
         reasons.append("PyG sorts the weights of a matrix and its self-loops")
     return reasons
 

@@ -219,9 +219,9 @@ def node_counts(
             f"whose rows are destinations (got '{flow}'). Pass the transposed matrix "
             f"or 'graph.reverse()' instead"
         )
-    _check_count("x", x_src, num_src, "columns of 'edge_index'")
+    check_count("x", x_src, num_src, "columns of 'edge_index'")
     if x_dst is not None and x_dst is not x_src:
-        _check_count("x[1]", x_dst, num_dst, "rows of 'edge_index'")
+        check_count("x[1]", x_dst, num_dst, "rows of 'edge_index'")
     return num_src, num_dst
 
 
@@ -240,17 +240,22 @@ def _edge_list_counts(
         first, second = (None, None) if size is None else size
     num_src = x_src.size(-2)
     if first is not None:
-        _check_count("x", x_src, first, rule)
+        check_count("x", x_src, first, rule)
     if x_dst is None:
         num_dst = num_src if second is None else second
     else:
         if second is not None:
-            _check_count("x[1]", x_dst, second, rule)
+            check_count("x[1]", x_dst, second, rule)
         num_dst = x_dst.size(-2)
     return num_src, num_dst if flow == _SOURCE_TO_TARGET else num_src
 
 
-def _check_count(name: str, x: Tensor, count: int, rule: str) -> None:
+def check_count(name: str, x: Tensor, count: int, rule: str) -> None:
+    """Hold features to a number of rows.
+
+    Raises:
+        ValueError: There are others.
+    """
     if x.size(-2) != count:
         raise ValueError(
             f"'{name}' must have {count} rows by {rule} (got {x.size(-2)} in shape "

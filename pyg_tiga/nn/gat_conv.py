@@ -12,6 +12,12 @@ from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 from pyg_tiga import functional
 from pyg_tiga.functional.attention import Weights, gat_layer
 from pyg_tiga.functional.relations import is_traced
+from pyg_tiga.nn._attention import (
+    check_dropout,
+    dropout_options,
+    join_heads,
+    row_reasons,
+)
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
 from pyg_tiga.nn._gat_edges import (
@@ -39,8 +45,6 @@ from pyg_tiga.nn._inputs import (
 from pyg_tiga.relation.graph import Graph
 
 __all__ = ["GATConv"]
-
-_SEEDS = 2**63 - 1
 
 
 class GATConv(DropIn, torch_geometric.nn.GATConv):
@@ -245,8 +249,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             raise ValueError(
                 f"'size' must hold both numbers where self-loops are added (got {size})"
             )
-        if not 0.0 <= self.dropout <= 1.0:
-            raise ValueError(f"'dropout' must be in [0, 1] (got {self.dropout})")
+        check_dropout(self)
         counts = node_counts(edge_index, x_src, x_dst, size, self.flow)
         if edge_attr is not None:
             check_edge_attr(self, edge_attr, edge_index, counts)
@@ -259,12 +262,15 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         size: Size,
     ) -> list[str]:
         """Reasons that lie in sizes which the operation does not take."""
-        x_dst = x[1]
-        if x_dst is not None and x_dst.size(0) != counts[1]:
-            return [f"x[1] has {x_dst.size(0)} rows where the output has {counts[1]}"]
-        if size is not None and self.add_self_loops and min(size) != min(counts):
+        reasons = row_reasons(x[1], counts)
+        if (
+            not reasons
+            and size is not None
+            and self.add_self_loops
+            and min(size) != min(counts)
+        ):
             return [f"size={tuple(size)} is not that of the nodes, {counts}"]
-        return []
+        return reasons
 
     def _projections(self) -> tuple[torch.nn.Module, torch.nn.Module]:
         """The maps of sources and destinations."""
@@ -348,10 +354,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             options["edge_term"], options["loop_term"] = edge_terms(
                 edge_attr, loop_attr, self._modules["lin_edge"], self.att_edge
             )
-        if self.training and self.dropout > 0.0:
-            options["dropout"] = self.dropout
-            options["seed"] = torch.randint(_SEEDS, (1,), device=device)
-        return options
+        return options | dropout_options(self, device)
 
     def _attend_openly(
         self,
@@ -374,10 +377,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
 
     def _finish(self, out: Tensor, root: Tensor | None) -> Tensor:
         """Join the heads of ``[N_dst, H, C]``, add the residual and the bias."""
-        if self.concat:
-            out = out.view(-1, self.heads * self.out_channels)
-        else:
-            out = out.mean(dim=1)
+        out = join_heads(self, out)
         if root is not None:
             out = out + root
         bias = self.bias

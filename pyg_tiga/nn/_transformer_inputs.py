@@ -1,0 +1,84 @@
+"""What TransformerConv may do with its inputs, and gives back of its edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+from pyg_tiga.nn._inputs import (
+    check_count,
+    is_edge_list,
+    is_sparse_tensor,
+    node_counts,
+)
+from pyg_tiga.relation.graph import Graph
+
+__all__: list[str] = []
+
+
+def width_reasons(layer: Any) -> list[str]:
+    """Reasons for the parent's path that lie in the widths of the linear maps."""
+    wanted = layer.heads * layer.out_channels
+    names = ("lin_key", "lin_query", "lin_value")
+    if all(_width_of(layer._modules[name]) in (None, wanted) for name in names):
+        return []
+    return ["'heads' or 'out_channels' changed after construction"]
+
+
+def _width_of(lin: torch.nn.Module) -> int | None:
+    """What a map of PyG or PyTorch gives; another is taken at its word."""
+    return getattr(lin, "out_channels", getattr(lin, "out_features", None))
+
+
+def batch_reasons(x: Any) -> list[str]:
+    """Reasons for the parent's path that lie in the dimensions of node features."""
+    parts = (x,) if isinstance(x, Tensor) else x
+    dims = [part.dim() for part in parts if isinstance(part, Tensor)]
+    return [f"'x' has {max(dims)} dimensions"] if any(n > 2 for n in dims) else []
+
+
+def attended_counts(
+    edge_index: Any,
+    x_src: Tensor,  # [N_src, F]
+    x_dst: Tensor,  # [N_dst, F]
+    flow: str,
+) -> tuple[int, int]:
+    """Find (N_src, N_dst) as PyG's propagate would, or say what does not fit.
+
+    Unlike other layers this one hands queries and keys to it one by one, so that the
+    second of a pair is the destinations with either flow.
+
+    Raises:
+        ValueError: Sizes that differ, or a matrix with the other flow.
+    """
+    if flow == "source_to_target" or not is_edge_list(edge_index):
+        counts = node_counts(edge_index, x_src, x_dst, None, flow)
+        check_count("x", x_dst, counts[1], "destinations of 'edge_index'")
+        return counts
+    if isinstance(edge_index, EdgeIndex):
+        rows, columns = edge_index.sparse_size()
+        rule = "'sparse_size' of 'edge_index'"
+        if columns is not None:
+            check_count("x", x_src, columns, rule)
+        if rows is not None:
+            name = "x" if x_dst is x_src else "x[1]"
+            check_count(name, x_dst, rows, rule)
+    return x_src.size(0), x_dst.size(0)
+
+
+def edges_with_weights(
+    edge_index: Any,
+    relation: Any,
+    weight: Tensor,  # [E, H]
+) -> Any:
+    """The weights in PyG's form, with the edges as they were given."""
+    if is_sparse_tensor(edge_index):
+        return edge_index.set_value(weight, layout="coo")
+    if isinstance(edge_index, Graph):
+        return edge_index.edge_index(), weight
+    # PyG refuses a matrix whose entries are not merged yet; ours are those of the
+    # merged one.
+    return (edge_index if is_edge_list(edge_index) else relation), weight
