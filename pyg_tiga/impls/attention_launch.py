@@ -28,6 +28,9 @@ SUM_WARPS = 4
 _MOST_CHANNELS = 256
 _WARP = 32
 _VECTOR = 16  # bytes
+# Numbers of a tile in each thread, where an edge brings vectors to its score: forward,
+# and backward, which holds a second row for every edge.
+_THREAD_ELEMENTS = {False: 32, True: 16}
 
 Pass = TypeVar("Pass")
 
@@ -53,11 +56,14 @@ class Form(NamedTuple):
     loop_term: torch.dtype | None
     is_masked: bool
     options: Options
+    param: torch.dtype | None = None
+    shared: bool = False
 
 
 def form_of(operands: Operands, options: Options) -> Form:
     """The form of operands that are laid out."""
-    value, row, col, term, loop_term, mask, *_ = operands
+    value, row, col, term, loop_term, mask, _, param = operands
+    assert (param is not None) == has_param(options)
     return Form(
         value.size(1),
         value.size(2),
@@ -69,6 +75,8 @@ def form_of(operands: Operands, options: Options) -> Form:
         None if loop_term is None else loop_term.dtype,
         mask is not None,
         options,
+        None if param is None else param.dtype,
+        operands.is_shared,
     )
 
 
@@ -78,18 +86,20 @@ def _operand(x: Tensor) -> Operand:
 
 def laid_out(operands: Operands) -> Operands:
     """Operands with the strides that the kernels take; as they are, as a rule."""
-    value = operands.value
-    if value.stride(2) != 1 and value.size(2) > 1:
-        value = value.contiguous()
-    # Numbers of half the size would cost registers that hold values.
-    row, col = (x.float() if x.dim() == 2 else x for x in (operands.row, operands.col))
-    rest = [
-        None if part is None else part.contiguous()
-        for part in (operands.term, operands.loop_term, operands.mask, operands.seed)
-    ]
+    value, row = _readable(operands.value), _readable(operands.row)
+    col = value if operands.is_shared else _readable(operands.col)
+    rest = [None if part is None else part.contiguous() for part in operands[3:]]
     if rest[2] is not None:
         rest[2] = rest[2].view(torch.uint8)
     return Operands(value, row, col, *rest)
+
+
+def _readable(x: Tensor) -> Tensor:
+    """A node operand as kernels read it."""
+    if x.dim() == 2:
+        # Numbers of half the size would cost registers that hold values.
+        return x.float()
+    return x.contiguous() if x.stride(2) != 1 and x.size(2) > 1 else x
 
 
 def given(operands: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
@@ -104,6 +114,7 @@ def operand_names(form: Form) -> tuple[str, ...]:
     names += ["loop_term_ptr"] if form.loop_term is not None else []
     names += ["mask_ptr"] if form.is_masked else []
     names += ["seed_ptr"] if form.options.dropout > 0 else []
+    names += ["param_ptr"] if form.param is not None else []
     return tuple(names)
 
 
@@ -195,6 +206,8 @@ def walk_arguments(
         "HAS_PERM": rows.perm is not None,
         "SELF_LOOPS": options.num_loops > 0,
         "DROPOUT": options.dropout > 0,
+        "HAS_PARAM": form.param is not None,
+        "SHARED": form.shared,
         "BLOCK_R": schedule.rows,
     }
 
@@ -224,6 +237,20 @@ def has_slope(options: Options) -> bool:
     return SCORES[options.score].slope is not None
 
 
+def has_param(options: Options) -> bool:
+    """Whether a score has a parameter."""
+    from pyg_tiga.kernels.scores import SCORES
+
+    return SCORES[options.score].has_param
+
+
+def is_vector(options: Options) -> bool:
+    """Whether a score's operands are vectors, which have no P and p."""
+    from pyg_tiga.kernels.scores import SCORES
+
+    return SCORES[options.score].vector
+
+
 class Blocks(NamedTuple):
     """A tile: U times S edges, heads and channels of each, and K of its operands."""
 
@@ -241,22 +268,26 @@ def tile_blocks(form: Form, schedule: Schedule, *, whole: bool = False) -> Block
     """The tile of a schedule; `slice` bounds what it holds of a row.
 
     With `whole`, it holds all channels of a head, as products over them need it, and
-    fewer edges where these are more than the slice.
+    fewer edges where these are more than the slice. It always holds operands whole.
     """
     block_c = power_of_2(form.channels)
     if not whole:
         block_c = min(block_c, _MOST_CHANNELS)
-    block_h = max(1, schedule.slice // block_c)
+    block_k = power_of_2(form.width)
+    widest = max(block_c, block_k)
+    block_h = max(1, schedule.slice // widest)
     block_h = min(block_h, power_of_2(form.heads))
-    row = block_h * block_c
+    row = block_h * widest
     edges = max(1, min(schedule.edges, schedule.edges * schedule.slice // row))
-    # The edges that one load of 16 bytes by each thread covers.
     threads = _WARP * schedule.warps
+    if form.width > 1:
+        edges = max(1, min(edges, threads * _THREAD_ELEMENTS[whole] // row))
+    # The edges that one load of 16 bytes by each thread covers.
     lanes = min(edges, max(1, threads * _VECTOR // (row * form.value.dtype.itemsize)))
     return Blocks(
         {"BLOCK_U": edges // lanes, "BLOCK_S": lanes},
         {"BLOCK_H": block_h, "BLOCK_C": block_c},
-        {"BLOCK_K": power_of_2(form.width)},
+        {"BLOCK_K": block_k},
     )
 
 

@@ -25,7 +25,7 @@ from pyg_tiga.impls.attention_launch import (
     walk_programs,
 )
 from pyg_tiga.impls.prepared import Prepared, Room, room_of
-from pyg_tiga.impls.triton_sum import merge_sums, new_room
+from pyg_tiga.impls.triton_sum import new_room
 from pyg_tiga.problem import Schedule, power_of_2
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
@@ -120,6 +120,8 @@ class PreparePass:
 class ColumnsPass:
     """Gradients of values and of the sources' operand, and those of the terms.
 
+    Of an operand that is the values, the gradient is in that of these.
+
     Args:
         graph: The relation.
         schedule: Launch choices.
@@ -154,9 +156,11 @@ class ColumnsPass:
         slots = {"slot_ptr": graph.slots()} if terms[0] else {}
         heads = -(-form.heads // blocks.row["BLOCK_H"])
         scalar = items.num_items * form.heads
-        sizes = {"part_ptr": form.channels, "part_col_ptr": form.width}
+        sizes = {"part_ptr": form.channels}
+        sizes |= {} if form.shared else {"part_col_ptr": form.width}
         self._part = room_of({name: scalar * n for name, n in sizes.items()})
-        results = outside(("grad_value_ptr", "grad_col_ptr"), rooms)
+        names = ("grad_value_ptr", *(() if form.shared else ("grad_col_ptr",)))
+        results = outside(names, rooms)
         given_terms = [
             name
             for name, wanted in zip(("grad_term_ptr", "grad_loop_term_ptr"), terms)  # noqa: B905
@@ -208,7 +212,8 @@ class ColumnsPass:
             stream: The current stream.
             operands: Operands, laid out.
             given: The result's gradient, and what the first pass packed.
-            results: Gradients of values and of the sources' operand.
+            results: Gradients of values and, where it has its own, of the sources'
+                operand.
             terms: Gradients of terms.
             vectors: The sources' vector, and the destinations' with the gradient of
                 their scores.
@@ -248,125 +253,9 @@ def _merge_columns(
         "CHANNELS": form.channels,
         "WIDTH": form.width,
     }
+    if form.shared:
+        # Pieces of values alone.
+        arguments |= {"WIDTH": 0, "BLOCK_K": 1}
     grid = (items.num_hubs, form.heads)
     kernel = columns_merge
     return Prepared(kernel, grid, arguments, varying, columns.index, MERGE_WARPS)
-
-
-class EdgeSumsPass:
-    """Gradients of the terms summed by destination, those of loops included.
-
-    Args:
-        graph: The relation.
-        schedule: Launch choices.
-        heads: Heads.
-        num_loops: Implicit self-loops.
-    """
-
-    def __init__(
-        self, graph: Graph, schedule: Schedule, heads: int, num_loops: int
-    ) -> None:
-        from pyg_tiga.kernels.edge_sums import edge_sums
-
-        rows = graph.rows()
-        items = rows.work_items(schedule.chunk)
-        block_w = min(power_of_2(heads), 32)
-        arguments = {
-            "ptr_ptr": rows.ptr,
-            "item_row_ptr": items.row,
-            "item_start_ptr": items.start,
-            "num_rows": rows.num_rows,
-            "num_items": items.num_items,
-            "chunk": schedule.chunk,
-            "num_start": num_loops,
-            "width": heads,
-            "SPLIT": items.num_items > 0,
-            "HAS_START": num_loops > 0,
-            "BLOCK_R": 4,
-            "BLOCK_E": max(1, 128 // block_w),
-            "BLOCK_W": block_w,
-        }
-        units = rows.num_rows + items.num_items
-        grid = (-(-units // arguments["BLOCK_R"]), -(-heads // block_w))
-        names = ["value_ptr", *(["start_ptr"] if num_loops > 0 else []), "out_ptr"]
-        self._part = room_of({"part_ptr": items.num_items * heads})
-        names += [self._part] if items.num_items else []
-        self._walk = Prepared(edge_sums, grid, arguments, tuple(names), rows.index)
-        self._merge = merge_sums(rows, items, heads)
-
-    def __call__(self, stream: int, terms: tuple[Tensor, ...], out: Tensor) -> None:
-        """Launch on gradients of the edges' terms and, with loops, of theirs."""
-        part = new_room(out, self._part)
-        self._walk(stream, *terms, out, *part)
-        if self._merge is not None:
-            self._merge(stream, *part, out)
-
-
-class DestinationsPass:
-    """The gradient of the destinations' operand, by a walk over their edges.
-
-    Args:
-        graph: The relation.
-        schedule: Launch choices.
-        form: Form of the operands.
-        grad: Form of the result's gradient.
-        has_param: Sum the gradient of the score's parameter, too.
-    """
-
-    def __init__(
-        self,
-        graph: Graph,
-        schedule: Schedule,
-        form: Form,
-        grad: Operand,
-        has_param: bool,
-    ) -> None:
-        from pyg_tiga.kernels.attention_rows_backward import attention_rows_backward
-
-        rows = graph.rows()
-        items = rows.work_items(schedule.chunk)
-        blocks = tile_blocks(form, schedule, whole=True)
-        functions = ("load_row", "load_col", "score", "slope", "vjp_row", "vjp_param")
-        names = [*operand_names(form), "grad_ptr", "state_ptr", "grad_row_ptr"]
-        names += ["grad_param_ptr"] if has_param else []
-        heads = -(-form.heads // blocks.row["BLOCK_H"])
-        width = form.heads * form.width
-        self._part = room_of({"part_ptr": items.num_items * width})
-        names += [self._part] if items.num_items else []
-        # Every unit leaves its share of the parameter's gradient.
-        self._units = rows.num_rows + items.num_items
-        self._param = (form.heads, form.width) if has_param else None
-        self._walk = Prepared(
-            attention_rows_backward,
-            (walk_programs(rows, items, schedule), heads),
-            {
-                **walk_arguments(graph, rows, items, schedule, form, grad),
-                **score_functions(form.options, *functions),
-                "FACTORED": has_slope(form.options) and not has_param,
-                "HAS_PARAM": has_param,
-                **blocks.all,
-            },
-            tuple(names),
-            rows.index,
-            schedule.warps,
-            schedule.registers,
-        )
-        self._merge = merge_sums(rows, items, width)
-
-    def __call__(
-        self,
-        stream: int,
-        operands: tuple[Tensor, ...],
-        grad: Tensor,
-        packed: Tensor,
-        out: Tensor,
-    ) -> Tensor | None:
-        """Launch; gives the parameter's gradient, if it has any."""
-        part = new_room(out, self._part)
-        params: tuple[Tensor, ...] = ()
-        if self._param is not None:
-            params = (out.new_zeros(self._units, *self._param),)
-        self._walk(stream, *operands, grad, packed, out, *params, *part)
-        if self._merge is not None:
-            self._merge(stream, *part, out)
-        return params[0].sum(0) if params else None

@@ -20,7 +20,10 @@ class Operands(NamedTuple):
         loop_term: Added to every self-loop's, ``[num_loops, H]``.
         mask: Edges that take part, ``[E]`` bool in the caller's order.
         seed: One int64: the seed of dropout.
-        param: What all edges share, ``[H, K]``: GATv2's ``att``.
+        param: Parameter of the score, if it has one, ``[H, K]``.
+
+    `col` may be the very tensor that `value` is (:meth:`is_shared`): it is then read
+    once, and has one gradient.
     """
 
     value: Tensor
@@ -32,13 +35,22 @@ class Operands(NamedTuple):
     seed: Tensor | None = None
     param: Tensor | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the sources' operand is their value.
+
+        That is the very tensor: two that merely lie in the same memory may be leaves of
+        their own, each with its gradient.
+        """
+        return self.col is self.value
+
 
 class Options(NamedTuple):
     """The numbers of a call.
 
     Args:
-        scale: The number that the score takes: the factor of the dot product, else the
-            negative slope.
+        scale: The number that the score takes: the negative slope, or the factor of a
+            dot product.
         num_loops: Implicit self-loops, of the first nodes. Above 0, stored i -> i edges
             do not take part.
         dropout: Probability of dropping a weight.
@@ -77,9 +89,9 @@ class State(NamedTuple):
 class Gradients(NamedTuple):
     """Gradients of the operands; None where not asked for.
 
-    Those of scores and terms are in float32, those of vectors in the operand's dtype.
-    Where `Operands.col` is the same tensor as the values, `value` has the sum of both
-    gradients and `col` is None.
+    Those of terms, of operands of one number per head and of the parameter are float32;
+    the others have the dtype of the operand. Where value and `col` are one tensor, the
+    gradient of `value` is the whole one, and that of `col` is None.
     """
 
     value: Tensor  # [N_src, H, C]
@@ -91,13 +103,14 @@ class Gradients(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which gradients a backward forms, and how.
+    """Which gradients a backward forms, and how; that of a parameter always.
 
     Args:
         term: That of the edge terms.
         loop_term: That of the loop terms.
         hands_over: Sum the destination's from those of the scores, in an ``[E, H]``
-            tensor; else from P and p where the state has them, else by another pass.
+            tensor; else from P and p where the state has them, else by another pass
+            that forms the scores again.
     """
 
     term: bool = False

@@ -14,6 +14,7 @@ from pyg_tiga.impls.attention_launch import (
     form_of,
     found,
     given,
+    is_vector,
     laid_out,
     merge_blocks,
     new_state,
@@ -67,7 +68,8 @@ class RowsPass:
         rows = graph.rows()
         items = rows.work_items(schedule.chunk)
         blocks = tile_blocks(form, schedule)
-        flags = {"SAVE_POSITIVE": positive, "HAS_BIAS": bias is not None}
+        flags: dict[str, Any] = {"SAVE_POSITIVE": positive}
+        flags |= {"HAS_BIAS": bias is not None}
         tiles = (
             -(-form.heads // blocks.row["BLOCK_H"]),
             -(-form.channels // blocks.row["BLOCK_C"]),
@@ -84,6 +86,8 @@ class RowsPass:
                 **score_functions(form.options, "load_row", "load_col", "score"),
                 **flags,
                 **blocks.all,
+                # Slices of values are not the whole operand.
+                "SHARED": form.shared and tiles[1] == 1,
             },
             (*outside(operand_names(form), rooms), *state, *rest),
             rows.index,
@@ -158,7 +162,11 @@ def _forward(
     options: Options,
     positive: bool,
 ) -> State:
-    """Softmax-weighted sums of values, with what a backward needs."""
+    """Softmax-weighted sums of values, with what a backward needs.
+
+    With `positive` that is also P and p, where operands are numbers.
+    """
+    positive = positive and not is_vector(options)
     operands = laid_out(operands)
     rows = graph.rows()
     state = new_state(operands.value, rows.num_rows, problem.out_dtype, positive)
@@ -177,7 +185,7 @@ def _forward(
 LIMITS = Limits(
     devices=("cuda", "cpu"),
     dtypes=FLOATS,
-    forms=("additive",),
+    forms=("additive", "dot", "gatv2"),
     min_capability=(8, 0),
 )
 

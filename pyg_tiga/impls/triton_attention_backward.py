@@ -5,20 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyg_tiga.impls.attention_destinations import DestinationsPass, EdgeSumsPass
 from pyg_tiga.impls.attention_launch import (
     Form,
     Operand,
     form_of,
     found,
     given,
+    is_vector,
     laid_out,
 )
-from pyg_tiga.impls.attention_passes import (
-    ColumnsPass,
-    DestinationsPass,
-    EdgeSumsPass,
-    PreparePass,
-)
+from pyg_tiga.impls.attention_passes import ColumnsPass, PreparePass
 from pyg_tiga.impls.attention_types import (
     Gradients,
     Operands,
@@ -86,10 +83,14 @@ class _Call:
         wanted: Wanted,
         att: tuple[Tensor | None, Tensor | None],
     ) -> Gradients:
+        if self._grad.numel() == 0 or self._operands.value.numel() == 0:
+            return self._zeros(wanted)
+        if is_vector(self._form.options):
+            return self._run_vector(state, wanted)
         packed, grad_row = self._prepare(state)
         hands_over = wanted.hands_over and grad_row is None
         if grad_row is None and not hands_over:
-            grad_row = self._destinations(packed)
+            grad_row, _ = self._destinations(self._given, (self._grad, packed))
         # Where the row gradient is summed later, it cannot flow into that of values.
         passed = att if grad_row is not None else (att[0], None)
         has_loops = self._form.options.num_loops > 0
@@ -108,6 +109,61 @@ class _Call:
             loop_term=found.loop_term if wanted.loop_term else None,
         )
 
+    def _run_vector(self, state: State, wanted: Wanted) -> Gradients:
+        """Columns first: they leave the gradients of the scores for the rows."""
+        packed, _ = self._prepare(state)
+        # Where the terms want theirs, they are there anyway.
+        hands_over = wanted.hands_over or wanted.term
+        has_loops = self._form.options.num_loops > 0
+        terms = (hands_over, wanted.loop_term or (hands_over and has_loops))
+        made = self._columns(packed, None, terms, (None, None))
+        if hands_over:
+            operands = self._operands._replace(
+                term=made.term,
+                loop_term=made.loop_term if has_loops else None,
+                mask=None,
+                seed=None,
+            )
+            row, param = self._destinations(given(operands), ())
+        else:
+            row, param = self._destinations(self._given, (self._grad, packed))
+        return made._replace(
+            row=row,
+            term=_to_caller(self._graph, made.term) if wanted.term else None,
+            loop_term=made.loop_term if wanted.loop_term else None,
+            param=param,
+        )
+
+    def _zeros(self, wanted: Wanted) -> Gradients:
+        """Gradients where nothing depends on any operand."""
+        made = self._new_gradients((wanted.term, wanted.loop_term))
+        param = self._operands.param
+        made = made._replace(
+            row=self._new_like(self._operands.row),
+            param=None if param is None else param.new_empty(param.shape).float(),
+        )
+        return Gradients(*[None if x is None else x.zero_() for x in made])
+
+    def _new_like(self, operand: Tensor) -> Tensor:
+        """Room for the gradient of a node operand."""
+        dtype = operand.dtype if operand.dim() == 3 else torch.float32
+        return operand.new_empty(operand.shape, dtype=dtype)
+
+    def _new_gradients(self, terms: tuple[bool, bool]) -> Gradients:
+        """Room for the gradients of sources and of terms."""
+        form, operands = self._form, self._operands
+        value, size = operands.value, (self._graph.num_edges, form.heads)
+        return Gradients(
+            value.new_empty(value.shape),
+            None,
+            None if form.shared else self._new_like(operands.col),
+            value.new_empty(size, dtype=torch.float32) if terms[0] else None,
+            # Loops of columns that have no channels are not written.
+            value.new_zeros(form.options.num_loops, form.heads, dtype=torch.float32)
+            if terms[1]
+            else None,
+        )
+
     def _prepare(self, state: State) -> tuple[Tensor, Tensor | None]:
         grad, form, positive = self._grad, self._form, state.positive is not None
         shape = (grad.size(0), form.heads)
@@ -115,7 +171,7 @@ class _Call:
         grad_row = grad.new_empty(shape, dtype=torch.float32) if positive else None
         if packed.numel():
             dims = (form.heads, form.channels)
-            row = form.row if form.width == 1 else None
+            row = None if is_vector(form.options) else form.row
             slope = form.options.scale
             key = (dims, self._cotangent, row, slope, positive, None, None)
             run = found(self._graph, ("prepare", *key), PreparePass)
@@ -130,20 +186,8 @@ class _Call:
         terms: tuple[bool, bool],
         att: tuple[Tensor | None, Tensor | None],
     ) -> Gradients:
-        graph, form, operands = self._graph, self._form, self._operands
-        value, size = operands.value, (graph.num_edges, form.heads)
-        made = Gradients(
-            value.new_empty(value.shape),
-            None,
-            value.new_empty(operands.col.shape, dtype=torch.float32),
-            value.new_empty(size, dtype=torch.float32) if terms[0] else None,
-            # Loops of columns that have no channels are not written.
-            value.new_zeros(form.options.num_loops, form.heads, dtype=torch.float32)
-            if terms[1]
-            else None,
-        )
-        if made.value.numel() == 0:
-            return made
+        graph, form = self._graph, self._form
+        made = self._new_gradients(terms)
         att = tuple(None if v is None else v.contiguous() for v in att)
         vectors = tuple(None if v is None else v.dtype for v in att)
         key = (self._schedule, form, self._cotangent, terms, vectors)
@@ -155,7 +199,7 @@ class _Call:
             self._stream,
             self._given,
             (self._grad, packed),
-            (made.value, made.col),
+            given((made.value, made.col)),
             given((made.term, made.loop_term)),
             given(used),
         )
@@ -173,14 +217,27 @@ class _Call:
             run(self._stream, terms, out)
         return out
 
-    def _destinations(self, packed: Tensor) -> Tensor:
-        row = self._operands.row
-        out = row.new_empty(row.shape, dtype=torch.float32)
-        if out.numel():
-            key = (self._schedule, self._form, self._cotangent, False)
-            run = found(self._graph, ("destinations", *key), DestinationsPass)
-            run(self._stream, self._given, self._grad, packed, out)
-        return out
+    def _destinations(
+        self, operands: tuple[Tensor, ...], read: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of the destinations' operand and of the score's parameter.
+
+        Reads the result's gradient and what was packed or, without these, gradients of
+        scores in place of the terms.
+        """
+        form, out = self._form, self._new_like(self._operands.row)
+        if not read:
+            loop_term = torch.float32 if form.options.num_loops > 0 else None
+            options = form.options._replace(dropout=0.0)
+            form = form._replace(
+                term=torch.float32,
+                loop_term=loop_term,
+                is_masked=False,
+                options=options,
+            )
+        key = (self._schedule, form, self._cotangent if read else None)
+        run = found(self._graph, ("destinations", *key), DestinationsPass)
+        return out, run(self._stream, operands, read, out)
 
 
 def _add_outer(value: Tensor, scale: Tensor, att: Tensor) -> None:

@@ -9,6 +9,8 @@ the scores' terms, in the order of the grouping by destination (`slot`).
 `FACTORED` needs no t_e: where the operand is a number and the score has a slope f_e in
 it, its gradient is sum f_e ds_e = <v_j, sum f_e w_e kept_e g_i> - sum f_e w_e delta_i,
 whose first sum costs as much as that of v_j's gradient and no sum over channels.
+
+`SHARED` values are the sources' operand, too, and get the sum of both gradients.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pyg_tiga.kernels.attention_tile import (
     table_of,
     walk,
 )
+from pyg_tiga.kernels.scores import load_param
 from pyg_tiga.kernels.units import load_units
 
 
@@ -45,8 +48,9 @@ def _add_tile(
     FACTORED: tl.constexpr = CHOICES[2]
     GRAD_TERM: tl.constexpr = CHOICES[3]
     GRAD_LOOP_TERM: tl.constexpr = CHOICES[4]
-    EDGES: tl.constexpr = CHOICES[5]
-    TILE: tl.constexpr = CHOICES[6]
+    SHARED: tl.constexpr = CHOICES[5]
+    EDGES: tl.constexpr = CHOICES[6]
+    TILE: tl.constexpr = CHOICES[7]
     HEADS: tl.constexpr = TILE[0]
     EVEN: tl.constexpr = TILE[1]
     U: tl.constexpr = TILE[2]
@@ -56,7 +60,7 @@ def _add_tile(
     K: tl.constexpr = TILE[6]
     acc, mix, acc_col = carry
     edges, grads, targets, state_ptr, source, o_h, scale, outputs = context
-    b_col, b_v = source
+    b_col, b_v, b_param = source
     i, m_e, m_loop, live, term, kept = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
@@ -68,7 +72,7 @@ def _add_tile(
         b_row, term = tl.reshape(b_row, [U, S, H, K]), tl.reshape(term, [U, S, H])
     b_g = gather(grads, i, m_x, EVEN, TAIL).to(tl.float32)
     b_g = tl.reshape(b_g, [U, S, H, C])
-    s, aux = SCORE(b_row, b_col, term, scale)
+    s, aux = SCORE(b_row, b_col, term, b_param, scale)
     w = tl.exp(tl.reshape(s, [U * S, H]) - b_m) * b_il
     if TAIL or EDGES[2] or EDGES[4]:
         # Masked edges have 1 / l = 0 but may overflow: they must not be read.
@@ -83,11 +87,18 @@ def _add_tile(
         t = kept * tl.reshape(tl.sum(b_g * b_v, axis=3), [U * S, H])
         ds = w * (t - delta)
         if VECTOR:
+            if TAIL or EDGES[2] or EDGES[4]:
+                # 0 also beside a delta that is not finite.
+                ds = tl.where(live[:, None], ds, 0.0)
             b_ds = tl.reshape(ds, [U, S, H])
-            acc_col += tl.sum(FUNCTIONS[3](b_ds, b_row, b_col, aux, scale), axis=0)
+            grad_col = FUNCTIONS[3](b_ds, b_row, b_col, b_param, aux, scale)
+            if SHARED:
+                acc += tl.sum(grad_col, axis=0)
+            else:
+                acc_col += tl.sum(grad_col, axis=0)
             aux = tl.reshape(aux, [U * S, H])
         else:
-            acc_col += FUNCTIONS[3](ds, b_row, b_col, aux, scale)
+            acc_col += FUNCTIONS[3](ds, b_row, b_col, b_param, aux, scale)
         if GRAD_TERM or GRAD_LOOP_TERM:
             # Edges that are masked or stored loops get their 0 here, too.
             grad_term_ptr, grad_loop_term_ptr, slot_ptr = outputs
@@ -124,6 +135,7 @@ def attention_columns(
     loop_term_ptr,
     mask_ptr,
     seed_ptr,
+    param_ptr,
     ptr_ptr,
     index_ptr,
     perm_ptr,
@@ -167,6 +179,8 @@ def attention_columns(
     HAS_PERM: tl.constexpr,
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    HAS_PARAM: tl.constexpr,
+    SHARED: tl.constexpr,
     FACTORED: tl.constexpr,
     GRAD_TERM: tl.constexpr,
     GRAD_LOOP_TERM: tl.constexpr,
@@ -199,6 +213,7 @@ def attention_columns(
         FACTORED,
         GRAD_TERM,
         GRAD_LOOP_TERM,
+        SHARED,
         EDGES,
         TILE,
     )
@@ -229,11 +244,16 @@ def attention_columns(
     o_c = tl.arange(0, BLOCK_C)  # [BLOCK_C]
     o_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
     m_h, m_c, m_k = o_h < HEADS, o_c < CHANNELS, o_k < WIDTH
+    if SHARED:
+        m_k = o_k < 0  # There is no gradient of an operand to be stored.
     m_hc = m_h[:, None] & m_c[None, :]
     m_hk = m_h[:, None] & m_k[None, :]
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr)
+    b_param = 0.0
+    if HAS_PARAM:
+        b_param = load_param(param_ptr, i_h, EVEN, HEADS, WIDTH, BLOCK_H, BLOCK_K)
     for r in range(BLOCK_R):
         u = tl.program_id(0) * BLOCK_R + r
         col, first, start, end, m_item, m_col = load_units(
@@ -243,9 +263,12 @@ def attention_columns(
             held = col.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (col < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
-            b_col = LOAD_COL(sources, one, one >= 0, EVEN, False)
+            if not SHARED:
+                b_col = LOAD_COL(sources, one, one >= 0, EVEN, False)
             b_v = gather(values, one, one >= 0, EVEN, False)
             b_v = tl.reshape(b_v, [1, 1, BLOCK_H, BLOCK_C]).to(tl.float32)
+            if SHARED:
+                b_col = b_v
             if VECTOR:
                 b_col = tl.reshape(b_col, [1, 1, BLOCK_H, BLOCK_K])
                 acc_col = tl.zeros([BLOCK_S, BLOCK_H, BLOCK_K], dtype=tl.float32)
@@ -259,7 +282,7 @@ def attention_columns(
             )
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
             outputs = (grad_term_ptr, grad_loop_term_ptr, slot_ptr)
-            source = (b_col, b_v)
+            source = (b_col, b_v, b_param)
             context = (edges, grads, targets, state_ptr, source, o_h, scale, outputs)
             carry = walk(
                 carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E

@@ -10,6 +10,8 @@ after its edges, and stored i -> i edges are skipped.
 positive `aux`, from which the additive score's backward knows the destination's
 gradient without another pass over the edges (the softmax's derivatives sum to 0 in each
 row).
+
+`SHARED` values are the sources' operand, too, and are gathered once.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import triton.language as tl
 
 from pyg_tiga.kernels.attention_merge import safe_maximum, store_row
 from pyg_tiga.kernels.attention_tile import gather, load_tile, table_of, walk
+from pyg_tiga.kernels.scores import load_param
 from pyg_tiga.kernels.units import load_units
 
 
@@ -38,8 +41,9 @@ def _add_tile(
     SCORE: tl.constexpr = CHOICES[1]
     VECTOR: tl.constexpr = CHOICES[2]
     SAVE_POSITIVE: tl.constexpr = CHOICES[3]
-    EDGES: tl.constexpr = CHOICES[4]
-    TILE: tl.constexpr = CHOICES[5]
+    SHARED: tl.constexpr = CHOICES[4]
+    EDGES: tl.constexpr = CHOICES[5]
+    TILE: tl.constexpr = CHOICES[6]
     EVEN: tl.constexpr = TILE[1]
     U: tl.constexpr = TILE[2]
     S: tl.constexpr = TILE[3]
@@ -47,19 +51,22 @@ def _add_tile(
     C: tl.constexpr = TILE[5]
     K: tl.constexpr = TILE[6]
     b_m, b_l, seen, acc, b_sum, positive = carry
-    edges, values, sources, b_row, o_h, scale = context
+    edges, values, sources, b_row, b_param, o_h, scale = context
     j, m_e, m_loop, live, term, kept = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
     m_x = m_e | m_loop
     # The scores come first: what stands in few numbers must not be laid out like the
     # values, and the compiler lays out by the load that it meets last.
-    b_col = LOAD_COL(sources, j, m_x, EVEN, TAIL)
+    if not SHARED:
+        b_col = LOAD_COL(sources, j, m_x, EVEN, TAIL)
     b_v = gather(values, j, m_x, EVEN, TAIL).to(tl.float32)
     b_v = tl.reshape(b_v, [U, S, H, C])
+    if SHARED:
+        b_col = b_v
     if VECTOR:
         b_col, term = tl.reshape(b_col, [U, S, H, K]), tl.reshape(term, [U, S, H])
-    s, aux = SCORE(b_row, b_col, term, scale)
+    s, aux = SCORE(b_row, b_col, term, b_param, scale)
     s, aux = tl.reshape(s, [U * S, H]), tl.reshape(aux, [U * S, H])
     if TAIL or EDGES[2] or EDGES[4]:
         s = tl.where(live[:, None], s, float("-inf"))
@@ -104,6 +111,7 @@ def attention_rows(
     loop_term_ptr,
     mask_ptr,
     seed_ptr,
+    param_ptr,
     ptr_ptr,
     index_ptr,
     perm_ptr,
@@ -139,6 +147,8 @@ def attention_rows(
     HAS_PERM: tl.constexpr,
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    HAS_PARAM: tl.constexpr,
+    SHARED: tl.constexpr,
     SAVE_POSITIVE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -161,7 +171,15 @@ def attention_rows(
         DROPOUT,
     )
     TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K)
-    CHOICES: tl.constexpr = (LOAD_COL, SCORE, VECTOR, SAVE_POSITIVE, EDGES, TILE)
+    CHOICES: tl.constexpr = (
+        LOAD_COL,
+        SCORE,
+        VECTOR,
+        SAVE_POSITIVE,
+        SHARED,
+        EDGES,
+        TILE,
+    )
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h, i_c = tl.program_id(1), tl.program_id(2)
     values = table_of(
@@ -189,6 +207,9 @@ def attention_rows(
     seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr)
+    b_param = 0.0
+    if HAS_PARAM:
+        b_param = load_param(param_ptr, i_h, EVEN, HEADS, WIDTH, BLOCK_H, BLOCK_K)
     for r in range(BLOCK_R):
         u = tl.program_id(0) * BLOCK_R + r
         row, first, start, end, m_item, m_row = load_units(
@@ -212,7 +233,7 @@ def attention_rows(
                 tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
-            context = (edges, values, sources, b_row, o_h, scale)
+            context = (edges, values, sources, b_row, b_param, o_h, scale)
             carry = walk(
                 carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
             )

@@ -1,16 +1,21 @@
 """Scores of the edge-attention template, each a small set of jit functions.
 
 A score sees operands of the two ends of an edge, `row` (destination) and `col`
-(source), an additive term (0 where there is none) and one number, `scale`. Operands are
-numbers per head, or with `vector` K of them: [..., H] or [..., H, K], the leading axes
-1 for the end that is held, and those of a tile of edges for the other. It says
+(source), an additive term (0 where there is none), a parameter if it has one
+(`has_param`), and one number, `scale`. Operands are numbers per head, or with `vector`
+K of them: [E, H] or [U, S, H, K], the leading axes 1 for the end that is held. The
+parameter is [1, 1, H, K]. A score says
 
 * `load_row`, `load_col`: how operands are read;
-* `score`: the score [..., H] and what its gradients need, `aux`, of the same shape;
+* `score`: the score, [E, H] or [U, S, H], and what its gradients need, `aux`, of the
+  same shape;
 * `vjp_row`, `vjp_col`, `vjp_param`, `vjp_term`: from the gradient of the score to those
-  of the operands and of a parameter, shaped like operands, and of the term;
+  of the operands and of the parameter, shaped like operands, and of the term;
 * `slope`: where operands are numbers that are added up, the score's derivative by their
   sum, from which gradients of the operands follow without those of each score.
+
+With `vector` the term is added to the score, so that the gradients of terms are those
+of scores, which are handed over from columns to rows. The vjps find no `aux` there.
 
 Everything else (tile loops, long rows, softmax, dropout, self-loops) is the template's.
 """
@@ -22,7 +27,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.attention_tile import gather
+from pyg_tiga.kernels.attention_tile import gather, table_of
 
 
 class Score(NamedTuple):
@@ -37,6 +42,7 @@ class Score(NamedTuple):
     vjp_term: Any
     slope: Any = None
     vector: bool = False
+    has_param: bool = False
 
 
 @triton.jit
@@ -46,7 +52,23 @@ def load_operand(table, idx, m_x, EVEN: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
-def no_vjp(grad, row, col, aux, scale):
+def load_param(
+    ptr,
+    i_h,
+    EVEN: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    H: tl.constexpr,
+    K: tl.constexpr,
+):
+    """The parameter of a block of heads in float32, [1, 1, H, K]."""
+    table = table_of(ptr, 0, 0, i_h, 0, True, HEADS, WIDTH, H, K)
+    zero = tl.zeros([1], dtype=tl.int32)
+    return tl.reshape(load_operand(table, zero, zero == 0, EVEN, False), [1, 1, H, K])
+
+
+@triton.jit
+def no_vjp(grad, row, col, param, aux, scale):
     """For a parameter that a score does not have."""
     return grad * 0.0
 
@@ -58,7 +80,7 @@ def same_vjp(grad, aux, scale):
 
 
 @triton.jit
-def additive_score(row, col, term, scale):
+def additive_score(row, col, term, param, scale):
     """GAT: LeakyReLU(a_j + b_i + term), with `scale` the negative slope."""
     pre = row + col + term
     return tl.where(pre > 0, pre, pre * scale), pre
@@ -77,9 +99,56 @@ def additive_vjp_term(grad, aux, scale):
 
 
 @triton.jit
-def additive_vjp(grad, row, col, aux, scale):
+def additive_vjp(grad, row, col, param, aux, scale):
     """And so do both operands."""
     return additive_vjp_term(grad, aux, scale)
+
+
+@triton.jit
+def dot_score(row, col, term, param, scale):
+    """A scaled dot product: scale <q_i, k_j> + term."""
+    s = tl.sum(row * col, axis=3) * scale + term
+    return s, s
+
+
+@triton.jit
+def dot_vjp_row(grad, row, col, param, aux, scale):
+    """By the query."""
+    return tl.expand_dims(grad * scale, 3) * col
+
+
+@triton.jit
+def dot_vjp_col(grad, row, col, param, aux, scale):
+    """By the key."""
+    return tl.expand_dims(grad * scale, 3) * row
+
+
+@triton.jit
+def gatv2_score(row, col, term, param, scale):
+    """GATv2: <param, LeakyReLU(x_i + x_j)> + term, with `scale` the negative slope."""
+    pre = row + col
+    # The slope goes into the parameter, once for all edges.
+    s = tl.sum(pre * tl.where(pre > 0, param, param * scale), axis=3) + term
+    return s, s
+
+
+@triton.jit
+def gatv2_sloped(grad, pre, scale):
+    """The score's gradient times LeakyReLU's derivative, [U, S, H, K]."""
+    return tl.where(pre > 0, tl.expand_dims(grad, 3), tl.expand_dims(grad * scale, 3))
+
+
+@triton.jit
+def gatv2_vjp(grad, row, col, param, aux, scale):
+    """By either operand."""
+    return gatv2_sloped(grad, row + col, scale) * param
+
+
+@triton.jit
+def gatv2_vjp_param(grad, row, col, param, aux, scale):
+    """By the attention vector: LeakyReLU(x) is x times its derivative."""
+    pre = row + col
+    return gatv2_sloped(grad, pre, scale) * pre
 
 
 ADDITIVE = Score(
@@ -93,4 +162,27 @@ ADDITIVE = Score(
     additive_slope,
 )
 
-SCORES = {"additive": ADDITIVE}
+DOT = Score(
+    load_operand,
+    load_operand,
+    dot_score,
+    dot_vjp_row,
+    dot_vjp_col,
+    no_vjp,
+    same_vjp,
+    vector=True,
+)
+
+GATV2 = Score(
+    load_operand,
+    load_operand,
+    gatv2_score,
+    gatv2_vjp,
+    gatv2_vjp,
+    gatv2_vjp_param,
+    same_vjp,
+    vector=True,
+    has_param=True,
+)
+
+SCORES = {"additive": ADDITIVE, "dot": DOT, "gatv2": GATV2}

@@ -75,6 +75,8 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
             "SELF_LOOPS": True,
             "DROPOUT": full,
             "DENSE": not full,
+            "HAS_PARAM": False,
+            "SHARED": False,
         }
         flags = {**_score("load_row", "load_col", "score"), **edges}
         kernel = edge_attention.attention_rows
@@ -90,9 +92,42 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     flags |= {**_score("vjp_row", "vjp_param"), **_WALK}
     kernel = attention_rows_backward.attention_rows_backward
     for factored in (False, True):
-        flags |= {"FACTORED": factored, "HAS_PARAM": not factored}
+        flags |= {"FACTORED": factored, "HANDED": False}
         yield make(kernel, flags, dtype, index)
     yield from _around(make, dtype, index)
+    for name, width, full in (("dot", 16, True), ("gatv2", 32, False)):
+        yield from _vectors(make, dtype, index, name, width, full)
+
+
+def _vectors(
+    make: Callable[..., Any], dtype: str, index: str, name: str, width: int, full: bool
+) -> Iterator[Any]:
+    """A score of vectors; without all that it can take, values are its operand."""
+    score, shared = SCORES[name], not full
+    edges = dict.fromkeys(("HAS_TERM", "HAS_LOOP_TERM", "HAS_MASK", "DROPOUT"), full)
+    edges |= dict.fromkeys(("SPLIT", "HAS_PERM", "SELF_LOOPS"), True)
+    edges |= {"DENSE": not full, "HAS_PARAM": score.has_param, "SHARED": shared}
+    edges |= {**_WALK, "WIDTH": width, "BLOCK_K": width}
+    # Operands and their gradients.
+    names = ("row_ptr", "col_ptr", "param_ptr", "grad_row_ptr", "grad_col_ptr")
+    types = dict.fromkeys(names, f"*{dtype}")
+    rest = (dtype, index, 1, "", types)
+    flags = {**edges, **_score("load_row", "load_col", "score", score=name)}
+    kernel = edge_attention.attention_rows
+    kept = {"SAVE_POSITIVE": False, "HAS_BIAS": False}
+    yield make(kernel, {**flags, **kept}, *rest)
+    flags |= {"FACTORED": False, **_score("slope", score=name)}
+    made = _score("vjp_col", "vjp_term", score=name)
+    made |= dict.fromkeys(("ATT_SRC", "ATT_DST"), False)
+    made |= {"GRAD_TERM": True, "GRAD_LOOP_TERM": True}
+    yield make(attention_columns.attention_columns, {**flags, **made}, *rest)
+    flags |= _score("vjp_row", "vjp_param", score=name)
+    kernel = attention_rows_backward.attention_rows_backward
+    yield make(kernel, {**flags, "HANDED": False}, *rest)
+    terms = {"term_ptr": "*fp32", "loop_term_ptr": "*fp32"}
+    read = {"HAS_TERM": True, "HAS_LOOP_TERM": True, "HAS_PERM": False}
+    read |= {"HAS_MASK": False, "DROPOUT": False, "HANDED": True}
+    yield make(kernel, {**flags, **read}, *rest[:-1], {**types, **terms})
 
 
 def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
@@ -101,6 +136,8 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     yield make(attention_merge.attention_merge, flags, dtype, index)
     flags = {"ATT_SRC": True, "ATT_DST": True, "BLOCK_P": 8, **_TILE, "BLOCK_K": 1}
     flags |= {**_SHAPE, "WIDTH": 1}
+    yield make(attention_merge.columns_merge, flags, dtype, index)
+    flags |= {"ATT_SRC": False, "ATT_DST": False, "WIDTH": 0}
     yield make(attention_merge.columns_merge, flags, dtype, index)
     for full in (False, True):
         flags = dict.fromkeys(
@@ -118,7 +155,7 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     yield make(node_scores.sum_partials, flags, "fp32", index, 8)
 
 
-def _score(*names: str) -> dict[str, Any]:
-    score = SCORES["additive"]
-    found = {name.upper(): getattr(score, name) for name in names}
-    return {**found, "VECTOR": score.vector}
+def _score(*names: str, score: str = "additive") -> dict[str, Any]:
+    functions = SCORES[score]
+    found = {name.upper(): getattr(functions, name) for name in names}
+    return {**found, "VECTOR": functions.vector}

@@ -46,6 +46,7 @@ class Case:
     index: str = "i32"
     warps: int = 1
     label: str = field(default="", compare=False)
+    types: dict[str, str] = field(default_factory=dict)
 
     def signature(self) -> dict[str, str]:
         """Triton's type of every argument."""
@@ -54,6 +55,8 @@ class Case:
     def _type(self, name: str) -> str:
         if name in self.constants:
             return "constexpr"
+        if name in self.types:
+            return self.types[name]
         if name in compile_attention.TYPES:
             return compile_attention.TYPES[name]
         if name in ("ptr_ptr", "index_ptr", "perm_ptr", "slot_ptr", "rowptr_ptr"):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from pyg_tiga import functional, reference_attention
 from pyg_tiga.impls import triton_attention, triton_attention_backward
-from pyg_tiga.impls.attention_types import Operands, Options, Wanted
-from pyg_tiga.kernels import scores
+from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.ops.attention import Call, attention_plan
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.testing import (
@@ -224,75 +221,6 @@ def test_half_precision_values(dtype: torch.dtype, device: torch.device) -> None
     assert found[1].dtype == dtype
     assert_accurate(found[0], plain[0], truth[0])
     assert_gradient_accurate(found[1], plain[1], truth[1])
-
-
-@triton.jit
-def _dot_score(row, col, term, scale):
-    s = tl.sum(row * col, axis=3) * scale + term
-    return s, s
-
-
-@triton.jit
-def _dot_vjp_row(grad, row, col, aux, scale):
-    return tl.expand_dims(grad * scale, 3) * col
-
-
-@triton.jit
-def _dot_vjp_col(grad, row, col, aux, scale):
-    return tl.expand_dims(grad * scale, 3) * row
-
-
-DOT = scores.Score(
-    scores.load_operand,
-    scores.load_operand,
-    _dot_score,
-    _dot_vjp_row,
-    _dot_vjp_col,
-    scores.no_vjp,
-    scores.same_vjp,
-    vector=True,
-)
-
-
-def test_a_dot_product_needs_only_a_score(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(scores.SCORES, "dot", DOT)
-    case = make_case(row("hub_row"), torch.float32, device)
-    graph = case.graph()
-    generator = torch.Generator().manual_seed(1)
-    shape = (40, 2, 8)
-    query, key, value, grad = (
-        torch.randn(shape, generator=generator).to(device) for _ in range(4)
-    )
-    scale = 8**-0.5
-    call = Call(graph, Options(scale, score="dot"), None, None, "memory")
-    plans = [
-        attention_plan(op, call, value, torch.float32)
-        for op in ("edge_attention", "edge_attention_backward")
-    ]
-    operands = Operands(value, query, key)
-    state = plans[0].run(graph, operands, call.options, False)
-    found = plans[1].run(graph, grad, operands, call.options, state, Wanted(term=True))
-    leaves = [t.double().requires_grad_() for t in (query, key, value)]
-    out = _dot_attention(case.edge_index, *leaves, scale)
-    truth = torch.autograd.grad(out, leaves, grad.double())
-    pairs = zip(
-        (state.out, found.row, found.col, found.value), (out, *truth), strict=True
-    )
-    for got, want in pairs:
-        assert float((got.double() - want).abs().max()) < 1e-5
-
-
-def _dot_attention(
-    edge_index: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float
-) -> Tensor:
-    src, dst = edge_index
-    s = (query[dst] * key[src]).sum(-1) * scale  # [E, H]
-    power = (s - s.max()).exp()
-    total = power.new_zeros(query.shape[:2]).index_add(0, dst, power)
-    weight = power / total[dst]
-    return torch.zeros_like(value).index_add(0, dst, weight.unsqueeze(-1) * value[src])
 
 
 def test_problems_of_attention_name_their_form() -> None:
