@@ -61,7 +61,7 @@ def _forward(
     out_dtype = _out_dtype(operands)
     plan = attention.attention_plan("edge_attention", call, value, out_dtype)
     state = plan.run(call.graph, operands, call.options, positive)
-    real = _state_dtype(out_dtype)
+    real = state_dtype(out_dtype)
     m, total = state.m.to(real), state.total.to(real)
     if not positive:
         return state.out, m, total, state.out.new_empty(0), m.new_empty(0)
@@ -146,7 +146,8 @@ def _out_dtype(operands: Operands) -> torch.dtype:
     return reference.promoted(operands.value, *scores)
 
 
-def _state_dtype(out_dtype: torch.dtype) -> torch.dtype:
+def state_dtype(out_dtype: torch.dtype) -> torch.dtype:
+    """That of (m, l) for a result's."""
     return torch.float64 if out_dtype == torch.float64 else torch.float32
 
 
@@ -167,7 +168,7 @@ def _(
     positive = rest[-1]
     shape, dtype = (num_dst, value.size(1)), _out_dtype(operands)
     out = value.new_empty(*shape, value.size(2), dtype=dtype)
-    m = value.new_empty(shape, dtype=_state_dtype(dtype))
+    m = value.new_empty(shape, dtype=state_dtype(dtype))
     if positive:
         kept = (torch.empty_like(out), torch.empty_like(m))
     else:

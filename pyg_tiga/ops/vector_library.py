@@ -14,11 +14,11 @@ from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls.attention_types import Options, State, Wanted
-from pyg_tiga.impls.scatter_attention import kept
-from pyg_tiga.impls.scatter_scores import Parts, scores_of
 from pyg_tiga.ops import attention, vector_attention
+from pyg_tiga.ops.attention_library import state_dtype
 from pyg_tiga.ops.library import Handle, define
 from pyg_tiga.ops.vector_attention import Inputs
+from pyg_tiga.ops.weights_library import gradients_of
 from pyg_tiga.relation.graph import Graph
 
 
@@ -48,7 +48,7 @@ def _forward(
     dtype, operands = inputs.out_dtype(), inputs.operands(mask, seed)
     plan = attention.attention_plan("edge_attention", call, value, dtype)
     state = plan.run(graph, operands, options, False)
-    real = _state_dtype(dtype)
+    real = state_dtype(dtype)
     return state.out, state.m.to(real), state.total.to(real)
 
 
@@ -89,10 +89,6 @@ def _backward(
     return tuple(value.new_empty(0) if x is None else x for x in found)
 
 
-def _state_dtype(out_dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if out_dtype == torch.float64 else torch.float32
-
-
 forward_op = define("vector_attention", _forward)
 backward_op = define("vector_attention_backward", _backward)
 
@@ -108,7 +104,7 @@ def _(
 ) -> tuple[Tensor, ...]:
     shape, dtype = (num_dst, value.size(1)), reference.promoted(value, *rest[:5])
     out = value.new_empty(*shape, value.size(2), dtype=dtype)
-    m = value.new_empty(shape, dtype=_state_dtype(dtype))
+    m = value.new_empty(shape, dtype=state_dtype(dtype))
     return out, m, torch.empty_like(m)
 
 
@@ -227,27 +223,8 @@ def _weights_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     graph = Graph.from_handle(index, layout, num_src, num_dst)
     options = Options(scale, num_loops, dropout, score)
-    edges = reference.edges_of(graph, num_loops, mask)
-    parts = Parts(row, col, param, edges.pick(term, loop_term))
-    scores, pullback = scores_of(edges, parts, options)  # [K, H]
-    weight, _, _ = reference.softmax(edges, scores)
-    grads = edges.pick(grad, grad_loops).to(scores.dtype)  # [K, H]
-    keep = kept(graph, seed, row.size(1), options)
-    if keep is not None:
-        grads = grads * keep.index_select(0, edges.place) * options.factor
-    mean = edges.sum_to_dst(weight * grads).index_select(0, edges.dst)
-    found = pullback(weight * (grads - mean))
-    every = found.terms.new_zeros(graph.num_edges + num_loops, row.size(1))
-    every = every.index_copy(0, edges.place, found.terms)
-    terms = every.tensor_split([graph.num_edges])
-    given = (row, col, param, term, loop_term)
-    # Copies: parts of one tensor would be aliases.
-    return tuple(
-        row.new_empty(0) if x is None else value.to(x.dtype, copy=True)
-        for x, value in zip(
-            given, (found.row, found.col, found.param, *terms), strict=True
-        )
-    )
+    operands = (row, col, param, term, loop_term)
+    return gradients_of(graph, operands, mask, seed, options, (grad, grad_loops))
 
 
 weights_op = define("vector_attention_weights", _weights)

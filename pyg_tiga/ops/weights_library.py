@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.impls.scatter_attention import kept
+from pyg_tiga.impls.scatter_scores import Parts, scores_of
 from pyg_tiga.ops.library import Handle, define
 from pyg_tiga.relation.graph import Graph
 
@@ -92,28 +91,56 @@ def _backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     graph = Graph.from_handle(index, layout, num_src, num_dst)
-    edges = reference.edges_of(graph, num_loops, mask)
-    terms = edges.pick(term, loop_term)
-    pre = reference.pre_activations(edges, alpha_src, alpha_dst, terms)  # [K, H]
-    weight, _, _ = reference.softmax(edges, F.leaky_relu(pre, slope))
-    grads = edges.pick(grad, grad_loops).to(pre.dtype)  # [K, H]
     options = Options(slope, num_loops, dropout)
-    keep = kept(graph, seed, alpha_src.size(1), options)
+    operands = (alpha_dst, alpha_src, None, term, loop_term)
+    row, col, _, *terms = gradients_of(
+        graph, operands, mask, seed, options, (grad, grad_loops)
+    )
+    return col, row, *terms
+
+
+def gradients_of(
+    graph: Graph,
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+    grads: tuple[Tensor, Tensor],
+) -> tuple[Tensor, ...]:
+    """Gradients of weights of any score, each in its operand's dtype.
+
+    Args:
+        graph: The relation.
+        operands: Of destinations and sources, the score's parameter, edge and loop
+            terms.
+        mask: Which edges take part.
+        seed: Of dropout.
+        options: Of the attention.
+        grads: Gradients of the weights ``[E, H]`` and of those of loops ``[L, H]``.
+
+    Returns:
+        One for each operand, of size 0 where there is none.
+    """
+    row, col, param, *given_terms = operands
+    edges = reference.edges_of(graph, options.num_loops, mask)
+    parts = Parts(row, col, param, edges.pick(*given_terms))
+    scores, pullback = scores_of(edges, parts, options)  # [K, H]
+    weight, _, _ = reference.softmax(edges, scores)
+    grad = edges.pick(*grads).to(scores.dtype)  # [K, H]
+    keep = kept(graph, seed, row.size(1), options)
     if keep is not None:
-        grads = grads * keep.index_select(0, edges.place) * options.factor
-    # Of the softmax, then of the LeakyReLU, whose slope at 0 is that below.
-    mean = edges.sum_to_dst(weight * grads).index_select(0, edges.dst)
-    grads = weight * (grads - mean)
-    grads = torch.where(pre > 0, grads, grads * slope)
-    by_src = grads.new_zeros(alpha_src.shape).index_add(0, edges.src, grads)
-    every = grads.new_zeros(graph.num_edges + num_loops, grads.size(1))
-    every = every.index_copy(0, edges.place, grads)
-    found = (by_src, edges.sum_to_dst(grads), *every.tensor_split([graph.num_edges]))
-    given = (alpha_src, alpha_dst, term, loop_term)
+        grad = grad * keep.index_select(0, edges.place) * options.factor
+    mean = edges.sum_to_dst(weight * grad).index_select(0, edges.dst)
+    found = pullback(weight * (grad - mean))
+    every = found.terms.new_zeros(graph.num_edges + options.num_loops, row.size(1))
+    every = every.index_copy(0, edges.place, found.terms)
+    terms = every.tensor_split([graph.num_edges])
     # Copies: parts of one tensor would be aliases.
     return tuple(
-        alpha_src.new_empty(0) if x is None else value.to(x.dtype, copy=True)
-        for x, value in zip(given, found, strict=True)
+        row.new_empty(0) if x is None else value.to(x.dtype, copy=True)
+        for x, value in zip(
+            operands, (found.row, found.col, found.param, *terms), strict=True
+        )
     )
 
 
