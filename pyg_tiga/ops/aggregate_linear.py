@@ -54,8 +54,8 @@ def aggregate_linear(
     call = _Call(graph, normalize, same)
     if not wants_grad(x, x_dst, *maps):
         return _forward(call, x, x_dst, maps)[0]
-    # A node keeps the sum, which is for the gradient of its map.
-    if maps.left.requires_grad and is_current(x.get_device()):
+    # A node keeps the sum, which is for the gradient of its map. There is none on CPUs.
+    if x.is_cuda and maps.left.requires_grad and is_current(x.get_device()):
         _, run = _find_forward(call, x, x_dst, maps)
         if run is not None:
             run.sum.refresh()
