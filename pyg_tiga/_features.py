@@ -47,6 +47,13 @@ def triton_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
+def speaks_ptx(device: torch.device) -> bool:
+    """Whether a device's kernels become PTX, so that they may contain some."""
+    return (
+        device.type == "cuda" and torch.version.hip is None and not triton_interpreted()
+    )
+
+
 @cache
 def torch_scatter() -> ModuleType | None:
     """The `torch_scatter` module, or `None` where it cannot be imported."""

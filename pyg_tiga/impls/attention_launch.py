@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from pyg_tiga._features import speaks_ptx
 from pyg_tiga.impls.attention_types import Operands, Options, State
 from pyg_tiga.impls.prepared import Room
 from pyg_tiga.problem import Schedule, power_of_2
@@ -190,6 +191,7 @@ def walk_arguments(
         "CHANNELS": form.channels,
         "WIDTH": form.width,
         "DENSE": _is_dense(form, grad),
+        "PTX": speaks_ptx(graph.device),
         "stride_vn": form.value.stride_n,
         "stride_vh": form.value.stride_h,
         "stride_rn": form.row.stride_n,

@@ -8,7 +8,8 @@ the scores' terms, in the order of the grouping by destination (`slot`).
 
 `FACTORED` needs no t_e: where the operand is a number and the score has a slope f_e in
 it, its gradient is sum f_e ds_e = <v_j, sum f_e w_e kept_e g_i> - sum f_e w_e delta_i,
-whose first sum costs as much as that of v_j's gradient and no sum over channels.
+whose first sum costs as much as that of v_j's gradient and no sum over channels. As f_e
+has one value above 0 and one below, it follows from the sum over the edges above 0.
 
 `SHARED` values are the sources' operand, too, and get the sum of both gradients.
 """
@@ -25,6 +26,7 @@ from pyg_tiga.kernels.attention_tile import (
     load_tile,
     table_of,
     walk,
+    with_sign,
 )
 from pyg_tiga.kernels.scores import load_param
 from pyg_tiga.kernels.units import load_units
@@ -58,6 +60,7 @@ def _add_tile(
     H: tl.constexpr = TILE[4]
     C: tl.constexpr = TILE[5]
     K: tl.constexpr = TILE[6]
+    PTX: tl.constexpr = TILE[7]
     acc, mix, acc_col = carry
     edges, grads, targets, state_ptr, source, o_h, scale, outputs = context
     b_col, b_v, b_param = source
@@ -68,9 +71,9 @@ def _add_tile(
     # Numbers before features, as in `edge_attention`.
     b_m, b_il, delta, b_row = load_state(state_ptr, i, m_x, HEADS, EVEN, TAIL, U * S, H)
     if VECTOR:
-        b_row = FUNCTIONS[0](targets, i, m_x, EVEN, TAIL)
+        b_row = FUNCTIONS[0](targets, i, m_x, EVEN, TAIL, PTX)
         b_row, term = tl.reshape(b_row, [U, S, H, K]), tl.reshape(term, [U, S, H])
-    b_g = gather(grads, i, m_x, EVEN, TAIL).to(tl.float32)
+    b_g = gather(grads, i, m_x, EVEN, TAIL, PTX)
     b_g = tl.reshape(b_g, [U, S, H, C])
     s, aux = SCORE(b_row, b_col, term, b_param, scale)
     w = tl.exp(tl.reshape(s, [U * S, H]) - b_m) * b_il
@@ -78,12 +81,13 @@ def _add_tile(
         # Masked edges have 1 / l = 0 but may overflow: they must not be read.
         w = tl.where(live[:, None], w, 0.0)
     b_w = w * kept
-    acc += tl.sum(tl.reshape(b_w, [U, S, H, 1]) * b_g, axis=0)
     if FACTORED:
-        slope = tl.reshape(FUNCTIONS[2](aux, scale), [U * S, H])
-        mix += tl.sum(tl.reshape(b_w * slope, [U, S, H, 1]) * b_g, axis=0)
-        acc_col -= w * slope * delta
+        acc_col -= w * tl.reshape(FUNCTIONS[2](aux, scale), [U * S, H]) * delta
+        b_w = with_sign(tl.reshape(b_w, [U, S, H]), tl.reshape(aux, [U, S, H]))
+        acc += tl.sum(tl.abs(b_w) * b_g, axis=0)
+        mix += tl.sum(tl.where(b_w > 0, b_w, 0.0) * b_g, axis=0)
     else:
+        acc += tl.sum(tl.reshape(b_w, [U, S, H, 1]) * b_g, axis=0)
         t = kept * tl.reshape(tl.sum(b_g * b_v, axis=3), [U * S, H])
         ds = w * (t - delta)
         if VECTOR:
@@ -172,6 +176,7 @@ def attention_columns(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DENSE: tl.constexpr,
+    PTX: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -205,7 +210,7 @@ def attention_columns(
         SELF_LOOPS,
         DROPOUT,
     )
-    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K)
+    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX)
     FUNCTIONS: tl.constexpr = (LOAD_ROW, SCORE, SLOPE, VJP_COL, VJP_TERM)
     CHOICES: tl.constexpr = (
         FUNCTIONS,
@@ -217,29 +222,14 @@ def attention_columns(
         EDGES,
         TILE,
     )
+    VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
+    OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h = tl.program_id(1)
-    values = table_of(
-        value_ptr,
-        stride_vn,
-        stride_vh,
-        i_h,
-        0,
-        DENSE,
-        HEADS,
-        CHANNELS,
-        BLOCK_H,
-        BLOCK_C,
-    )
-    grads = table_of(
-        grad_ptr, stride_gn, stride_gh, i_h, 0, DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C
-    )
-    sources = table_of(
-        col_ptr, stride_cn, stride_ch, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
-    )
-    targets = table_of(
-        row_ptr, stride_rn, stride_rh, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
-    )
+    values = table_of(value_ptr, stride_vn, stride_vh, i_h, 0, VALUES)
+    grads = table_of(grad_ptr, stride_gn, stride_gh, i_h, 0, VALUES)
+    sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, OPERANDS)
+    targets = table_of(row_ptr, stride_rn, stride_rh, i_h, 0, OPERANDS)
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     o_c = tl.arange(0, BLOCK_C)  # [BLOCK_C]
     o_k = tl.arange(0, BLOCK_K)  # [BLOCK_K]
@@ -264,9 +254,9 @@ def attention_columns(
             has_loop = SELF_LOOPS & (col < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
             if not SHARED:
-                b_col = LOAD_COL(sources, one, one >= 0, EVEN, False)
-            b_v = gather(values, one, one >= 0, EVEN, False)
-            b_v = tl.reshape(b_v, [1, 1, BLOCK_H, BLOCK_C]).to(tl.float32)
+                b_col = LOAD_COL(sources, one, one >= 0, EVEN, False, PTX)
+            b_v = gather(values, one, one >= 0, EVEN, False, PTX)
+            b_v = tl.reshape(b_v, [1, 1, BLOCK_H, BLOCK_C])
             if SHARED:
                 b_col = b_v
             if VECTOR:
@@ -291,9 +281,10 @@ def attention_columns(
             acc = tl.sum(s_acc, axis=0)  # [BLOCK_H, BLOCK_C]
             acc_col = tl.sum(s_col, axis=0)
             if FACTORED:
-                acc_col += tl.sum(
-                    tl.sum(s_mix, axis=0) * tl.reshape(b_v, [BLOCK_H, BLOCK_C]), axis=1
-                )
+                one = tl.full([1, 1], 1.0, dtype=tl.float32)
+                upper, lower = SLOPE(one, scale), SLOPE(-one, scale)
+                mix = lower * acc + (upper - lower) * tl.sum(s_mix, axis=0)
+                acc_col += tl.sum(mix * tl.reshape(b_v, [BLOCK_H, BLOCK_C]), axis=1)
             acc_col = tl.reshape(acc_col, [BLOCK_H, BLOCK_K])
             if SPLIT:
                 if m_item:

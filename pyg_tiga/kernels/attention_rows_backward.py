@@ -41,13 +41,14 @@ def _add_handed(
     S: tl.constexpr = TILE[3]
     H: tl.constexpr = TILE[4]
     K: tl.constexpr = TILE[6]
+    PTX: tl.constexpr = TILE[7]
     acc, acc_param, mix = carry
     edges, _, sources, _, target, o_h, scale = context
     b_row, _, b_param = target
     j, m_e, m_loop, _, ds, _ = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
-    b_col = FUNCTIONS[0](sources, j, m_e | m_loop, EVEN, TAIL)
+    b_col = FUNCTIONS[0](sources, j, m_e | m_loop, EVEN, TAIL, PTX)
     b_col, ds = tl.reshape(b_col, [U, S, H, K]), tl.reshape(ds, [U, S, H])
     acc += tl.sum(FUNCTIONS[3](ds, b_row, b_col, b_param, 0.0, scale), axis=0)
     if HAS_PARAM:
@@ -82,6 +83,7 @@ def _add_tile(
     H: tl.constexpr = TILE[4]
     C: tl.constexpr = TILE[5]
     K: tl.constexpr = TILE[6]
+    PTX: tl.constexpr = TILE[7]
     acc, acc_param, mix = carry
     edges, values, sources, state, target, o_h, scale = context
     b_m, b_il, delta = state
@@ -92,8 +94,8 @@ def _add_tile(
     m_x = m_e | m_loop
     # Numbers before features, as in `edge_attention`.
     if not SHARED:
-        b_col = FUNCTIONS[0](sources, j, m_x, EVEN, TAIL)
-    b_v = gather(values, j, m_x, EVEN, TAIL).to(tl.float32)
+        b_col = FUNCTIONS[0](sources, j, m_x, EVEN, TAIL, PTX)
+    b_v = gather(values, j, m_x, EVEN, TAIL, PTX)
     b_v = tl.reshape(b_v, [U, S, H, C])
     if SHARED:
         b_col = b_v
@@ -171,6 +173,7 @@ def attention_rows_backward(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DENSE: tl.constexpr,
+    PTX: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -202,7 +205,7 @@ def attention_rows_backward(
         SELF_LOOPS,
         DROPOUT,
     )
-    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K)
+    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX)
     FUNCTIONS: tl.constexpr = (LOAD_COL, SCORE, SLOPE, VJP_ROW, VJP_PARAM)
     CHOICES: tl.constexpr = (
         FUNCTIONS,
@@ -213,29 +216,14 @@ def attention_rows_backward(
         EDGES,
         TILE,
     )
+    VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
+    OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h = tl.program_id(1)
-    values = table_of(
-        value_ptr,
-        stride_vn,
-        stride_vh,
-        i_h,
-        0,
-        DENSE,
-        HEADS,
-        CHANNELS,
-        BLOCK_H,
-        BLOCK_C,
-    )
-    grads = table_of(
-        grad_ptr, stride_gn, stride_gh, i_h, 0, DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C
-    )
-    sources = table_of(
-        col_ptr, stride_cn, stride_ch, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
-    )
-    targets = table_of(
-        row_ptr, stride_rn, stride_rh, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
-    )
+    values = table_of(value_ptr, stride_vn, stride_vh, i_h, 0, VALUES)
+    grads = table_of(grad_ptr, stride_gn, stride_gh, i_h, 0, VALUES)
+    sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, OPERANDS)
+    targets = table_of(row_ptr, stride_rn, stride_rh, i_h, 0, OPERANDS)
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
     o_k = tl.arange(0, BLOCK_K)
     m_h, m_k = o_h < HEADS, o_k < WIDTH
@@ -261,11 +249,11 @@ def attention_rows_backward(
             held = row.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (row < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
-            b_row = LOAD_ROW(targets, one, one >= 0, EVEN, False)
+            b_row = LOAD_ROW(targets, one, one >= 0, EVEN, False, PTX)
             b_g, state = 0.0, (0.0, 0.0, 0.0)
             if not HANDED:
-                b_g = gather(grads, one, one >= 0, EVEN, False)
-                b_g = tl.reshape(b_g, [1, 1, BLOCK_H, BLOCK_C]).to(tl.float32)
+                b_g = gather(grads, one, one >= 0, EVEN, False, PTX)
+                b_g = tl.reshape(b_g, [1, 1, BLOCK_H, BLOCK_C])
                 p_state = state_ptr + (row * HEADS + o_h) * 4  # [BLOCK_H]
                 b_m = tl.load(p_state, mask=m_h, other=0.0)
                 b_il = tl.load(p_state + 1, mask=m_h, other=0.0)

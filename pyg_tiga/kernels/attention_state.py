@@ -125,7 +125,7 @@ def load_state(
     """What `attention_prepare` packed: m, 1 / l, delta and the operand, [E, H] each."""
     # Four numbers to each head.
     o = tl.program_id(1) * (BLOCK_H * 4) + tl.arange(0, BLOCK_H * 4)
-    x = gather((ptr, o, o < HEADS * 4, HEADS * 4), idx, m_x, EVEN, MASKED)
+    x = gather((ptr, o, o < HEADS * 4, HEADS * 4), idx, m_x, EVEN, MASKED, False)
     even, odd = tl.split(tl.reshape(x, [BLOCK_E, BLOCK_H, 2, 2]))
     b_m, delta = tl.split(even)
     b_il, b_row = tl.split(odd)

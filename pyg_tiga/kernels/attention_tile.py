@@ -9,7 +9,7 @@ A walk over edges is written once (`walk`) and so is what all walks load (`load_
 What belongs together goes in tuples:
 
 * `EDGES`: HAS_TERM, HAS_LOOP_TERM, HAS_MASK, HAS_PERM, SELF_LOOPS, DROPOUT;
-* `TILE`: HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K;
+* `TILE`: HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX;
 * `edges`: pointers to the other ends, ids, mask, terms and loop terms, then the number
   of edges, the seed and what dropout does, (p, 1 / (1 - p)).
 """
@@ -51,23 +51,18 @@ def load_rows(ptr, idx, m_x, o_h, m_h, o_c, m_c, stride_n, stride_h):
 
 
 @triton.jit
-def table_of(
-    ptr,
-    stride_n,
-    stride_h,
-    i_h,
-    i_c,
-    DENSE: tl.constexpr,
-    HEADS: tl.constexpr,
-    N: tl.constexpr,
-    H: tl.constexpr,
-    C: tl.constexpr,
-):
+def table_of(ptr, stride_n, stride_h, i_h, i_c, LAYOUT: tl.constexpr):
     """A table of node rows [HEADS, N], of which a slice [H, C] is read.
 
-    That is its pointer, offsets of the columns and which of them exist, [H * C], and
-    the distance of its rows. `DENSE` rows follow one another: their strides are known.
+    That is its pointer, offsets of the columns and which of them exist, [H * C], the
+    distance of its rows. `LAYOUT` is (DENSE, HEADS, N, H, C); `DENSE` rows follow one
+    another: their strides are known.
     """
+    DENSE: tl.constexpr = LAYOUT[0]
+    HEADS: tl.constexpr = LAYOUT[1]
+    N: tl.constexpr = LAYOUT[2]
+    H: tl.constexpr = LAYOUT[3]
+    C: tl.constexpr = LAYOUT[4]
     o = tl.arange(0, H * C)
     head, channel = i_h * H + o // C, i_c * C + o % C
     m_f = (head < HEADS) & (channel < N)
@@ -77,17 +72,54 @@ def table_of(
 
 
 @triton.jit
-def gather(table, idx, m_x, EVEN: tl.constexpr, MASKED: tl.constexpr):
-    """The slice of rows `idx` of a table (see `table_of`), [X, F]; 0 where masked."""
+def _widen(x, PTX: tl.constexpr):
+    """To float32; with `PTX` in the one instruction that a bfloat16 needs.
+
+    The compiler takes three for two of them: it moves the upper half of a register down
+    before it shifts it up again.
+    """
+    if PTX and x.dtype == tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r",
+            [x],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    return x.to(tl.float32)
+
+
+@triton.jit
+def gather(
+    table, idx, m_x, EVEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr
+):
+    """The slice of rows `idx` of a table (see `table_of`) in float32, [X, F].
+
+    0 where masked.
+    """
     ptr, o_f, m_f, stride = table
     p = (ptr + o_f)[None, :] + (idx.to(tl.int64) * stride)[:, None]
     if MASKED:
         if EVEN:
-            return tl.load(p, mask=m_x[:, None], other=0.0)
-        return tl.load(p, mask=m_x[:, None] & m_f[None, :], other=0.0)
-    if EVEN:
-        return tl.load(p)
-    return tl.load(p, mask=m_f[None, :], other=0.0)
+            x = tl.load(p, mask=m_x[:, None], other=0.0)
+        else:
+            x = tl.load(p, mask=m_x[:, None] & m_f[None, :], other=0.0)
+    elif EVEN:
+        x = tl.load(p)
+    else:
+        x = tl.load(p, mask=m_f[None, :], other=0.0)
+    return _widen(x, PTX)
+
+
+@triton.jit
+def with_sign(weight, aux):
+    """Weights >= 0, negated where `aux` is not above 0: [..., 1].
+
+    From [E, H] to the threads that hold features is a way through shared memory, which
+    a weight and the side it is on then take as one number.
+    """
+    return tl.where(aux > 0, weight, -weight)[:, :, :, None]
 
 
 @triton.jit

@@ -20,7 +20,13 @@ import triton
 import triton.language as tl
 
 from pyg_tiga.kernels.attention_merge import safe_maximum, store_row
-from pyg_tiga.kernels.attention_tile import gather, load_tile, table_of, walk
+from pyg_tiga.kernels.attention_tile import (
+    gather,
+    load_tile,
+    table_of,
+    walk,
+    with_sign,
+)
 from pyg_tiga.kernels.scores import load_param
 from pyg_tiga.kernels.units import load_units
 
@@ -50,6 +56,7 @@ def _add_tile(
     H: tl.constexpr = TILE[4]
     C: tl.constexpr = TILE[5]
     K: tl.constexpr = TILE[6]
+    PTX: tl.constexpr = TILE[7]
     b_m, b_l, seen, acc, b_sum, positive = carry
     edges, values, sources, b_row, b_param, o_h, scale = context
     j, m_e, m_loop, live, term, kept = load_tile(
@@ -59,8 +66,8 @@ def _add_tile(
     # The scores come first: what stands in few numbers must not be laid out like the
     # values, and the compiler lays out by the load that it meets last.
     if not SHARED:
-        b_col = LOAD_COL(sources, j, m_x, EVEN, TAIL)
-    b_v = gather(values, j, m_x, EVEN, TAIL).to(tl.float32)
+        b_col = LOAD_COL(sources, j, m_x, EVEN, TAIL, PTX)
+    b_v = gather(values, j, m_x, EVEN, TAIL, PTX)
     b_v = tl.reshape(b_v, [U, S, H, C])
     if SHARED:
         b_col = b_v
@@ -80,13 +87,16 @@ def _add_tile(
     b_p = tl.exp(s - safe[None, :, :])  # [U, S, H]
     b_l = b_l * decay + tl.sum(b_p, axis=0)
     b_w = b_p * tl.reshape(kept, [U, S, H])
-    acc = acc * decay[:, :, None] + tl.sum(b_w[:, :, :, None] * b_v, axis=0)
     if SAVE_POSITIVE:
-        above = tl.reshape(aux, [U, S, H]) > 0
-        b_w = tl.where(above, b_w, 0.0)
-        positive = positive * decay[:, :, None]
-        positive += tl.sum(b_w[:, :, :, None] * b_v, axis=0)
-        b_sum = b_sum * decay + tl.sum(tl.where(above, b_p, 0.0), axis=0)
+        aux = tl.reshape(aux, [U, S, H])
+        b_sum = b_sum * decay + tl.sum(tl.where(aux > 0, b_p, 0.0), axis=0)
+        b_w = with_sign(b_w, aux)
+        above = tl.where(b_w > 0, b_w, 0.0)
+        positive = positive * decay[:, :, None] + tl.sum(above * b_v, axis=0)
+        b_w = tl.abs(b_w)
+    else:
+        b_w = b_w[:, :, :, None]
+    acc = acc * decay[:, :, None] + tl.sum(b_w * b_v, axis=0)
     return new_m, b_l, seen, acc, b_sum, positive
 
 
@@ -140,6 +150,7 @@ def attention_rows(
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
     DENSE: tl.constexpr,
+    PTX: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
     HAS_LOOP_TERM: tl.constexpr,
@@ -170,7 +181,7 @@ def attention_rows(
         SELF_LOOPS,
         DROPOUT,
     )
-    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K)
+    TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX)
     CHOICES: tl.constexpr = (
         LOAD_COL,
         SCORE,
@@ -180,26 +191,13 @@ def attention_rows(
         EDGES,
         TILE,
     )
+    VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
+    OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
     i_h, i_c = tl.program_id(1), tl.program_id(2)
-    values = table_of(
-        value_ptr,
-        stride_vn,
-        stride_vh,
-        i_h,
-        i_c,
-        DENSE,
-        HEADS,
-        CHANNELS,
-        BLOCK_H,
-        BLOCK_C,
-    )
-    sources = table_of(
-        col_ptr, stride_cn, stride_ch, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
-    )
-    targets = table_of(
-        row_ptr, stride_rn, stride_rh, i_h, 0, DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K
-    )
+    values = table_of(value_ptr, stride_vn, stride_vh, i_h, i_c, VALUES)
+    sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, OPERANDS)
+    targets = table_of(row_ptr, stride_rn, stride_rh, i_h, 0, OPERANDS)
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     o_c = i_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     m_h, m_c = o_h < HEADS, o_c < CHANNELS
@@ -219,7 +217,7 @@ def attention_rows(
             held = row.to(index_ptr.dtype.element_ty)
             has_loop = SELF_LOOPS & (row < num_loops) & (start == first)
             one = held + tl.zeros([1], dtype=held.dtype)
-            b_row = LOAD_ROW(targets, one, one >= 0, EVEN, False)
+            b_row = LOAD_ROW(targets, one, one >= 0, EVEN, False, PTX)
             if VECTOR:
                 b_row = tl.reshape(b_row, [1, 1, BLOCK_H, BLOCK_K])
             else:

@@ -12,7 +12,8 @@ parameter is [1, 1, H, K]. A score says
 * `vjp_row`, `vjp_col`, `vjp_param`, `vjp_term`: from the gradient of the score to those
   of the operands and of the parameter, shaped like operands, and of the term;
 * `slope`: where operands are numbers that are added up, the score's derivative by their
-  sum, from which gradients of the operands follow without those of each score.
+  sum, of which only one question may decide: is `aux` above 0? From it gradients of the
+  operands follow without those of each score.
 
 With `vector` the term is added to the score, so that the gradients of terms are those
 of scores, which are handed over from columns to rows. The vjps find no `aux` there.
@@ -46,9 +47,11 @@ class Score(NamedTuple):
 
 
 @triton.jit
-def load_operand(table, idx, m_x, EVEN: tl.constexpr, MASKED: tl.constexpr):
+def load_operand(
+    table, idx, m_x, EVEN: tl.constexpr, MASKED: tl.constexpr, PTX: tl.constexpr
+):
     """Operands of nodes in float32, [X, H * K], 0 where masked."""
-    return gather(table, idx, m_x, EVEN, MASKED).to(tl.float32)
+    return gather(table, idx, m_x, EVEN, MASKED, PTX)
 
 
 @triton.jit
@@ -62,9 +65,12 @@ def load_param(
     K: tl.constexpr,
 ):
     """The parameter of a block of heads in float32, [1, 1, H, K]."""
-    table = table_of(ptr, 0, 0, i_h, 0, True, HEADS, WIDTH, H, K)
+    LAYOUT: tl.constexpr = (True, HEADS, WIDTH, H, K)
+    table = table_of(ptr, 0, 0, i_h, 0, LAYOUT)
     zero = tl.zeros([1], dtype=tl.int32)
-    return tl.reshape(load_operand(table, zero, zero == 0, EVEN, False), [1, 1, H, K])
+    return tl.reshape(
+        load_operand(table, zero, zero == 0, EVEN, False, False), [1, 1, H, K]
+    )
 
 
 @triton.jit

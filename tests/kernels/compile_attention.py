@@ -75,6 +75,7 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
             "SELF_LOOPS": True,
             "DROPOUT": full,
             "DENSE": not full,
+            "PTX": True,
             "HAS_PARAM": False,
             "SHARED": False,
         }
@@ -106,7 +107,12 @@ def _vectors(
     score, shared = SCORES[name], not full
     edges = dict.fromkeys(("HAS_TERM", "HAS_LOOP_TERM", "HAS_MASK", "DROPOUT"), full)
     edges |= dict.fromkeys(("SPLIT", "HAS_PERM", "SELF_LOOPS"), True)
-    edges |= {"DENSE": not full, "HAS_PARAM": score.has_param, "SHARED": shared}
+    edges |= {
+        "PTX": True,
+        "DENSE": not full,
+        "HAS_PARAM": score.has_param,
+        "SHARED": shared,
+    }
     edges |= {**_WALK, "WIDTH": width, "BLOCK_K": width}
     # Operands and their gradients.
     names = ("row_ptr", "col_ptr", "param_ptr", "grad_row_ptr", "grad_col_ptr")
