@@ -176,6 +176,15 @@ def test_registers_are_bounded_by_dtype_where_tiles_are_small() -> None:
     assert list(bounds.values()) == [72, 64, 64]
 
 
+def test_registers_are_bounded_for_scores_of_numbers_alone() -> None:
+    problem = dataclasses.replace(PROBLEM, op="edge_attention", features=64, heads=8)
+    bounds = [
+        default_schedule(dataclasses.replace(problem, form=form)).registers
+        for form in ("additive", "dot", "gatv2")
+    ]
+    assert bounds == [72, 0, 0]
+
+
 def test_scheduled_implementations_have_rules() -> None:
     ops = {rule.op for rule in rules()}
     for op in ("spmm", "spmm_extremum", "spmm_extremum_backward", "sddmm"):

@@ -18,6 +18,8 @@ from importlib import resources
 from pyg_tiga.problem import Problem, Schedule, power_of_2
 
 _SMALL_TILE_BYTES = 2048  # 16 registers in each thread of a warp
+# Scores of vectors keep a second row for every edge, for which the caps leave no room.
+_CAPPED_FORMS = ("", "additive")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Rule:
             channels = power_of_2(problem.features // problem.heads)
             edges = min(edges, self.edge_heads // max(1, columns // channels))
         edges = min(max(edges, self.edges_at_least), self.edges_at_most)
-        is_small = edges * columns * itemsize <= _SMALL_TILE_BYTES
+        is_capped = problem.form in _CAPPED_FORMS
+        is_capped &= edges * columns * itemsize <= _SMALL_TILE_BYTES
         registers = self.registers
         if itemsize == 2 and self.registers_of_halves:
             registers = self.registers_of_halves
@@ -75,7 +78,7 @@ class Rule:
             self.warps,
             self.chunk,
             self.prescale,
-            registers if is_small else 0,
+            registers if is_capped else 0,
         )
 
 
