@@ -83,9 +83,11 @@ def spmm(
             gradient of the mean needs on the reversed relation.
 
     Returns:
-        ``[N_dst, F]`` in the dtype of ``x``; rows without edges are 0.
+        ``[N_dst, F]`` in the dtype of ``x``, promoted with that of ``weight``; rows
+        without edges are 0.
     """
     edges = _edges(graph)
+    x, weight = _promoted(x, weight)
     features = x.to(_accumulator(x.dtype))
     if normalize == "src":
         features = features * _degree_inv(graph.columns().ptr, features.dtype)
@@ -110,8 +112,8 @@ def spmm_extremum(
     .. math::
         \mathbf{y}_i = \max_{e = (j \to i)} w_e \, \mathbf{x}_j
 
-    Weighted messages are rounded to the dtype of ``x`` before they are compared, as
-    PyTorch rounds them.
+    Weighted messages are rounded to the dtype to which ``x`` and ``weight`` promote
+    before they are compared, as PyTorch rounds them.
 
     Args:
         graph: The relation.
@@ -127,6 +129,7 @@ def spmm_extremum(
         place within its row of ``graph.rows()``, -1 in rows without edges.
     """
     edges = _edges(graph)
+    x, weight = _promoted(x, weight)
     message = _messages(edges, x, weight)  # [E, F]
     if ties == "split":
         out = _extremum(edges, message, reduce)
@@ -151,6 +154,24 @@ def spmm_extremum_backward(
     edges = _edges(graph)
     share = _edge_gradients(edges, grad, x, out, aux, ties)  # [E, F]
     return edges.sum_to_cols(share).to(x.dtype)
+
+
+def weighted_extremum_backward(
+    graph: Graph,
+    grad: Tensor,  # [N_dst, F]
+    x: Tensor,  # [N_src, F]
+    weight: Tensor,  # [E], of the dtype of x
+    out: Tensor,  # [N_dst, F]
+    aux: Tensor,  # [N_dst, F]
+    ties: Ties,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of :func:`spmm_extremum` for x ``[N_src, F]`` and weights ``[E]``."""
+    edges = _edges(graph)
+    share = _edge_gradients(edges, grad, x, out, aux, ties, weight)  # [E, F]
+    factor = edges.from_caller(weight).to(share.dtype).unsqueeze(1)
+    held = x.to(share.dtype).index_select(0, edges.col)  # [E, F]
+    grad_x = edges.sum_to_cols(share * factor).to(x.dtype)
+    return grad_x, edges.to_caller((share * held).sum(1)).to(weight.dtype)
 
 
 def spmm_extremum_select(
@@ -185,9 +206,10 @@ def sddmm(
         s_e = \sum_f a_{if} \, b_{jf} \quad \text{for } e = (j \to i)
 
     Returns:
-        ``[E]`` in the caller's edge order and the dtype of ``a``.
+        ``[E]`` in the caller's edge order and the dtype to which both promote.
     """
     edges = _edges(graph)
+    a, b = _promoted(a, b)
     dtype = _accumulator(a.dtype)
     left = a.to(dtype).index_select(0, edges.row)  # [E, F]
     right = b.to(dtype).index_select(0, edges.col)  # [E, F]
@@ -202,6 +224,14 @@ def _edges(graph: Graph) -> _Edges:
     position = torch.arange(row.numel(), device=row.device, dtype=rows.ptr.dtype)
     place = (position - rows.ptr.index_select(0, row)).int()
     return _Edges(row, place, rows.index, rows.perm, rows.num_rows, rows.num_cols)
+
+
+def _promoted(x: Tensor, other: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both in the dtype to which they promote."""
+    if other is None or x.dtype == other.dtype:
+        return x, other
+    dtype = torch.promote_types(x.dtype, other.dtype)
+    return x.to(dtype), other.to(dtype)
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -271,12 +301,13 @@ def _edge_gradients(
     out: Tensor,
     aux: Tensor,
     ties: Ties,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Gradient of every message, [E, F]."""
     grad = grad.to(_accumulator(x.dtype))
     if ties == "first":
         return _keep(_is_winner(edges, aux), grad.index_select(0, edges.row))
-    message = _messages(edges, x.detach(), None)
+    message = _messages(edges, x.detach(), weight)
     best = out.detach().to(message.dtype).index_select(0, edges.row)
     # The product, not a selection: a NaN row has count 0, and 0 * inf is its NaN.
     share = (grad / aux).index_select(0, edges.row)

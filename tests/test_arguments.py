@@ -25,6 +25,84 @@ def test_features_of_the_wrong_type(x):
         functional.spmm(EDGES, x)
 
 
+def test_a_sparse_operand_is_named_by_its_layout():
+    with pytest.raises(TypeError, match=r"'x' must be .*layout 'torch.sparse_coo'"):
+        functional.spmm(EDGES, X.to_sparse())
+
+
+@pytest.mark.parametrize("reduce", [["sum"], None, {}, "median"])
+def test_a_reduction_that_is_none(reduce):
+    with pytest.raises(ValueError, match="'reduce' must be one of"):
+        functional.spmm(EDGES, X, reduce=reduce)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "error", "message"),
+    [
+        (None, X, TypeError, "'a' must be a dense tensor"),
+        (X, [X], TypeError, "'b' must be a dense tensor"),
+        (X[:, 0], X[:, 0], ValueError, r"'a' must have shape \[nodes, F\]"),
+        (X[None], X[None], ValueError, r"'a' must have shape \[nodes, F\]"),
+        (X, X[:, :2], ValueError, r"'a' must have shape \[num_dst, F\] = \[3, 2\]"),
+    ],
+)
+def test_operands_of_products(a, b, error, message):
+    with pytest.raises(error, match=message):
+        functional.sddmm(EDGES, a, b)
+
+
+CROW, COL = torch.tensor([0, 1, 2, 2]), torch.tensor([2, 0])
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "val", "error", "message"),
+    [
+        (CROW.float(), COL, None, TypeError, "'crow' must hold integers"),
+        (None, COL, None, TypeError, "'crow' must be a dense tensor"),
+        (CROW[None], COL, None, ValueError, "'crow' must have one dimension"),
+        (CROW[:0], COL, None, ValueError, "'crow' must have one entry more"),
+        (CROW.flip(0), COL, None, ValueError, "'crow' must rise from 0"),
+        (CROW, COL + 1, None, ValueError, "'col' holds the source index 3"),
+        (CROW, COL, X[0], ValueError, r"'val' must have shape \[num_edges\] = \[2\]"),
+        (CROW, COL, 2.0, TypeError, "'val' must be a dense tensor"),
+    ],
+)
+def test_parts_of_a_csr_matrix(crow, col, val, error, message):
+    with pytest.raises(error, match=message):
+        tg.spmm_csr(crow, col, val, X)
+
+
+MATRIX = torch.eye(3).to_sparse()
+OF_RELATIONS = [
+    lambda relation, **options: functional.spmm(relation, X, **options),
+    lambda relation, **options: functional.plan_spmm(relation, X, **options),
+    lambda relation, **options: functional.additive_attention(
+        relation, X[:, None], X[:, :1], X[:, :1], **options
+    ),
+    lambda relation, **options: functional.graph_attention(
+        X[:, None], X[:, None], X[:, None], relation, **options
+    ),
+]
+KNOWING = [tg.Graph.from_edge_index(EDGES, 3), MATRIX]
+
+
+@pytest.mark.parametrize("call", OF_RELATIONS)
+@pytest.mark.parametrize("relation", KNOWING)
+def test_options_that_are_for_edge_lists(call, relation):
+    with pytest.raises(ValueError, match=r"'flow' is for a plain 'edge_index'.*got 't"):
+        call(relation, flow="target_to_source")
+    with pytest.raises(ValueError, match=r"'size' is for a plain.*\(3, 3\) \(got"):
+        call(relation, size=(7, 9))
+    call(relation, size=(3, 3), flow="source_to_target")
+
+
+@pytest.mark.parametrize("call", OF_RELATIONS)
+@pytest.mark.parametrize("relation", [EDGES, *KNOWING])
+def test_a_flow_that_is_none(call, relation):
+    with pytest.raises(ValueError, match=r"'flow' must be .* \(got 'nonsense'\)"):
+        call(relation, flow="nonsense")
+
+
 def test_an_option_in_the_place_of_the_weight():
     with pytest.raises(TypeError, match="'weight' must be a dense tensor"):
         functional.spmm(EDGES, X, "mean")

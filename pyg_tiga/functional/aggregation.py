@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyg_tiga.functional.arguments import check_dense, check_device
 from pyg_tiga.functional.relations import (
     Relation,
     Size,
+    graph_for_plan,
     graph_of,
     is_traced,
     relation_for_ops,
@@ -17,11 +20,12 @@ from pyg_tiga.functional.relations import (
 from pyg_tiga.ops import bodies, transformed
 from pyg_tiga.ops.aggregate_linear import Maps
 from pyg_tiga.ops.aggregate_linear import aggregate_linear as run_aggregate_linear
-from pyg_tiga.ops.eager import EAGER
+from pyg_tiga.ops.eager import EAGER, wants_grad
 from pyg_tiga.ops.library import LIBRARY, Handle
 from pyg_tiga.ops.transformed import TRANSFORMED
 from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
+from pyg_tiga.relation.inputs import INDEX_DTYPES
 
 _SUMS = {"sum": "none", "add": "none", "mean": "dst"}
 _EXTREMA = ("max", "min")
@@ -55,7 +59,9 @@ def spmm(
         reduce: ``"sum"`` (or ``"add"``), ``"mean"`` (over the number of edges, also
             with weights), ``"max"`` or ``"min"``. Rows without edges give 0.
         size: ``(N_src, N_dst)`` of a plain ``edge_index``; by default both are N_src.
-        flow: As in PyG, for a plain ``edge_index``.
+            With another relation it must be that one's own.
+        flow: As in PyG, for a plain ``edge_index``: other relations know their
+            destinations.
         ties: Who gets the gradient where several edges reach a maximum: ``"split"``
             among them evenly, as PyTorch's ``scatter_reduce``, or the ``"first"``.
 
@@ -67,29 +73,13 @@ def spmm(
         TypeError: A relation or operand of the wrong type.
         UnsupportedError: A pinned implementation refuses the problem.
     """
-    _check_dense("x", x)
-    if weight is not None:
-        _check_dense("weight", weight)
-    if reduce == "mean" and not (x.is_floating_point() or x.is_complex()):
-        # As PyTorch divides integers.
-        x = x.to(torch.get_default_dtype())
-    if x.dim() == 1:
-        out = spmm(
-            relation, x.unsqueeze(1), weight, reduce, size=size, flow=flow, ties=ties
-        )
-        return out.squeeze(1)
-    _check_options(reduce, ties)
-    related = relation_for_ops(relation, x.size(-2), size, flow)
-    call = _road(related)
-    weight = related.value if weight is None else weight
-    _check_operands(related, x, weight)
-    if x.dim() == 2:
-        return _aggregate(call, related, x, weight, reduce, ties)
-    # A batch of features on one graph is one wider feature: [B, N, F] -> [N, B F].
-    lead = x.shape[:-2]
-    wide = x.movedim(-2, 0).reshape(x.size(-2), -1)
-    out = _aggregate(call, related, wide, weight, reduce, ties)
-    return out.view(out.size(0), *lead, x.size(-1)).movedim(0, -2).contiguous()
+    call = _prepared(relation, x, weight, reduce, size, flow, ties, False)
+    road = _road(call.related, call.x, call.weight)
+    out = _aggregate(road, call, reduce, ties)
+    if call.lead is not None:
+        lead, features = call.lead
+        out = out.view(out.size(0), *lead, features).movedim(0, -2).contiguous()
+    return out.squeeze(1) if call.is_vector else out
 
 
 def aggregate_linear(
@@ -133,25 +123,32 @@ def sddmm(
         flow: As in PyG, for a plain ``edge_index``.
 
     Returns:
-        ``[E]`` in the relation's own edge order.
+        ``[E]`` in the relation's own edge order, in the dtype to which both promote.
 
     Raises:
-        ValueError: A shape, size, device or index that does not fit.
+        ValueError: A shape, size, device, option or index that does not fit.
+        TypeError: A relation or operand of the wrong type.
     """
-    size = (b.size(0), a.size(0))
-    related = relation_for_ops(relation, b.size(-2), size, flow)
-    call = _road(related)
-    _check_operands(related, b, None)
-    if a.dim() != 2 or a.size(0) != related.num_dst or a.size(1) != b.size(1):
-        raise ValueError(
-            f"'a' must have shape [num_dst, F] = [{related.num_dst}, {b.size(1)}] "
-            f"(got {list(a.shape)})"
-        )
-    if a.device != b.device:
-        raise ValueError(
-            f"'a' and 'b' must be on one device (got {a.device} and {b.device})"
-        )
-    return call.sddmm(related, a, b, "none")
+    for name, value in (("a", a), ("b", b)):
+        check_dense(name, value)
+        if value.dim() != 2:
+            raise ValueError(
+                f"'{name}' must have shape [nodes, F] (got {list(value.shape)})"
+            )
+    related = relation_for_ops(relation, b.size(0), None, flow, a.size(0))
+    shapes = (("b", b, "num_src"), ("a", a, "num_dst"))
+    for name, value, rows in shapes:
+        shape = [getattr(related, rows), b.size(1)]
+        if list(value.shape) != shape:
+            raise ValueError(
+                f"'{name}' must have shape [{rows}, F] = {shape} (got "
+                f"{list(value.shape)})"
+            )
+    check_device("b", b, related.device, "the relation")
+    check_device("a", a, b.device, "'b'")
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    a, b = a.to(dtype), b.to(dtype)
+    return _road(related, a, b).sddmm(related, a, b, "none")
 
 
 def spmm_csr(
@@ -172,13 +169,20 @@ def spmm_csr(
         ``[N_dst, F]``.
 
     Raises:
-        ValueError: Malformed pointers, or an index outside of [0, N_src).
+        ValueError: A shape or device that does not fit, malformed pointers, or an index
+            outside of [0, N_src).
+        TypeError: An operand of the wrong type.
     """
-    _check_dense("x", x)
+    check_dense("x", x)
+    _check_csr(crow, col, val)
     num_src = x.size(0) if x.dim() == 1 else x.size(-2)
     if is_traced(crow):
         return spmm(Handle([crow, col], "csr", num_src, crow.size(0) - 1), x, val)
-    return spmm(Graph.from_csr(crow, col, num_src=num_src), x, val)
+    try:
+        return spmm(Graph.from_csr(crow, col, num_src=num_src), x, val)
+    except ValueError as error:
+        # Pointers are checked with the rest of a relation, which has its own name.
+        raise ValueError(str(error).replace("'rowptr'", "'crow'")) from None
 
 
 def plan_spmm(
@@ -192,44 +196,110 @@ def plan_spmm(
     ties: str = "split",
 ) -> Plan:
     """The plan that :func:`spmm` would run, without running it."""
-    _check_options(reduce, ties)
-    _check_dense("x", x)
-    x = x.unsqueeze(1) if x.dim() == 1 else x
-    graph = graph_of(relation, x.size(-2), size, flow)
-    weight = graph.value if weight is None else weight
+    call = _prepared(relation, x, weight, reduce, size, flow, ties, True)
+    graph, x, weight = call.related, call.x, call.weight
     if reduce in _SUMS:
         return bodies.spmm_plan(graph, x, weight, _SUMS[reduce])
-    wanted = ties if torch.is_grad_enabled() and x.requires_grad else "none"
-    return bodies.extremum_plan(graph, x, reduce, wanted, weight is not None)
+    if weight is not None:
+        return bodies.extremum_plan(graph, x, reduce, ties, weighted=True)
+    return bodies.extremum_plan(graph, x, reduce, ties if wants_grad(x) else "none")
 
 
-def _aggregate(
-    call: Any, related: Any, x: Tensor, weight: Tensor | None, reduce: str, ties: str
-) -> Tensor:
+class _Call(NamedTuple):
+    """Operands of an aggregation as the ops take them."""
+
+    related: Any  # A `Graph`, or under a tracer a `Handle`.
+    x: Tensor  # [N_src, F]
+    weight: Tensor | None  # [E], of the dtype of x
+    lead: tuple[tuple[int, ...], int] | None  # Leading sizes and F of a batch.
+    is_vector: bool  # Of one column.
+
+
+def _prepared(
+    relation: Relation,
+    x: Tensor,
+    weight: Tensor | None,
+    reduce: str,
+    size: Size,
+    flow: str,
+    ties: str,
+    plans: bool,
+) -> _Call:
+    """Check what :func:`spmm` is given and bring it into one form."""
+    check_dense("x", x)
+    if weight is not None:
+        check_dense("weight", weight)
+    _check_options(reduce, ties)
+    is_vector = x.dim() == 1
+    x = x.unsqueeze(1) if is_vector else x
+    find = graph_for_plan if plans else relation_for_ops
+    related = find(relation, x.size(-2), size, flow)
+    weight = related.value if weight is None else weight
+    _check_operands(related, x, weight)
+    x, weight = _promoted(x, weight, reduce)
+    if x.dim() == 2:
+        return _Call(related, x, weight, None, is_vector)
+    # A batch of features on one graph is one wider feature: [B, N, F] -> [N, B F].
+    lead, features = tuple(x.shape[:-2]), x.size(-1)
+    wide = x.movedim(-2, 0).reshape(x.size(-2), math.prod(lead) * features)
+    return _Call(related, wide, weight, (lead, features), False)
+
+
+def _promoted(
+    x: Tensor, weight: Tensor | None, reduce: str
+) -> tuple[Tensor, Tensor | None]:
+    """Both in the dtype of the result."""
+    dtype = x.dtype
+    if weight is not None:
+        dtype = torch.promote_types(dtype, weight.dtype)
+    if reduce == "mean" and not (dtype.is_floating_point or dtype.is_complex):
+        # As PyTorch divides integers.
+        dtype = torch.get_default_dtype()
+    return x.to(dtype), None if weight is None else weight.to(dtype)
+
+
+def _aggregate(road: Any, call: _Call, reduce: str, ties: str) -> Tensor:
+    related, x, weight = call.related, call.x, call.weight
     if reduce in _SUMS:
-        return call.spmm(related, x, weight, _SUMS[reduce])
+        return road.spmm(related, x, weight, _SUMS[reduce])
     if weight is None:
-        return call.extremum(related, x, reduce, ties)
-    graph = related.graph() if isinstance(related, Handle) else related
-    return bodies.weighted_extremum(graph, x, weight, reduce, ties)
+        return road.extremum(related, x, reduce, ties)
+    return road.weighted_extremum(related, x, weight, reduce, ties)
 
 
-def _check_dense(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        raise TypeError(f"'{name}' must be a dense tensor (got {type(value).__name__})")
-    if value.dim() == 0:
-        raise ValueError(f"'{name}' must have at least one dimension (got none)")
+def _check_csr(crow: Any, col: Any, val: Any) -> None:
+    """Check the parts of a matrix by the names that :func:`spmm_csr` gives them."""
+    for name, value in (("crow", crow), ("col", col)):
+        check_dense(name, value)
+        if value.dtype not in INDEX_DTYPES:
+            raise TypeError(f"'{name}' must hold integers (got {value.dtype})")
+        if value.dim() != 1:
+            raise ValueError(
+                f"'{name}' must have one dimension (got {list(value.shape)})"
+            )
+    if crow.numel() == 0:
+        raise ValueError("'crow' must have one entry more than rows (got none)")
+    check_device("col", col, crow.device, "'crow'")
+    if val is None:
+        return
+    check_dense("val", val)
+    if val.dim() != 1 or val.size(0) != col.size(0):
+        raise ValueError(
+            f"'val' must have shape [num_edges] = [{col.size(0)}], as 'col' (got "
+            f"{list(val.shape)})"
+        )
+    check_device("val", val, crow.device, "'crow'")
 
 
-def _road(related: Any) -> Any:
+def _road(related: Any, *operands: Tensor | None) -> Any:
     """The functions to call on a relation."""
     if isinstance(related, Handle):
         return LIBRARY
-    return TRANSFORMED if transformed.is_active() else EAGER
+    return TRANSFORMED if transformed.is_active(*operands) else EAGER
 
 
 def _check_options(reduce: str, ties: str) -> None:
-    if reduce not in _SUMS and reduce not in _EXTREMA:
+    if not isinstance(reduce, str) or reduce not in (*_SUMS, *_EXTREMA):
         allowed = ", ".join(repr(name) for name in (*_SUMS, *_EXTREMA))
         raise ValueError(f"'reduce' must be one of {allowed} (got {reduce!r})")
     if ties not in _TIES:
@@ -242,11 +312,7 @@ def _check_operands(related: Any, x: Tensor, weight: Tensor | None) -> None:
             f"'x' must have shape [..., num_src, F] with num_src = {related.num_src} "
             f"(got {list(x.shape)})"
         )
-    if x.device != related.device:
-        raise ValueError(
-            f"'x' and the relation must be on one device (got {x.device} and "
-            f"{related.device})"
-        )
+    check_device("x", x, related.device, "the relation")
     if weight is None:
         return
     if weight.dim() != 1 or weight.size(0) != related.num_edges:
@@ -254,8 +320,4 @@ def _check_operands(related: Any, x: Tensor, weight: Tensor | None) -> None:
             f"'weight' must have shape [num_edges] = [{related.num_edges}] "
             f"(got {list(weight.shape)})"
         )
-    if weight.device != x.device:
-        raise ValueError(
-            f"'weight' and 'x' must be on one device (got {weight.device} and "
-            f"{x.device})"
-        )
+    check_device("weight", weight, x.device, "'x'")

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
+from pyg_tiga.functional.arguments import check_scores, check_vectors
 from pyg_tiga.functional.attention_arguments import (
     check_shape,
     check_terms,
@@ -15,6 +16,7 @@ from pyg_tiga.functional.attention_arguments import (
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
 from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.ops import attention, attention_library, transformed, weights_library
+from pyg_tiga.ops.gat_attention import gat as run_gat
 from pyg_tiga.ops.gat_layer import Weights
 from pyg_tiga.ops.gat_layer import gat_layer as run_gat_layer
 from pyg_tiga.ops.library import Handle
@@ -71,8 +73,10 @@ def additive_attention(
     Raises:
         ValueError: A shape, size, device, option or index that does not fit.
     """
-    size = (value.size(0), alpha_dst.size(0)) if size is None else size
-    related = relation_for_ops(relation, value.size(0), size, flow)
+    check_vectors(value=value)
+    check_scores(alpha_src=alpha_src, alpha_dst=alpha_dst)
+    rows = value.size(0), alpha_dst.size(0)
+    related = relation_for_ops(relation, rows[0], size, flow, rows[1])
     options, seed = options_of(
         related, value, negative_slope, self_loops, dropout, seed, objective
     )
@@ -85,7 +89,7 @@ def additive_attention(
             related, inputs, edge_mask, seed, options, objective
         )
     call = attention.Call(related, options, edge_mask, seed, objective)
-    if transformed.is_active():
+    if transformed.is_active(*inputs):
         return attention.by_reference(call, inputs)
     return attention.additive(call, *inputs, out_dtype=reference.promoted(*inputs))
 
@@ -138,9 +142,11 @@ def gat_attention(
     Raises:
         ValueError: A shape, size, device, option or index that does not fit.
     """
-    if size is None and x_dst is not None:
-        size = (x_src.size(0), x_dst.size(0))
-    related = relation_for_ops(relation, x_src.size(0), size, flow)
+    check_vectors(x_src=x_src)
+    if x_dst is not None:
+        check_vectors(x_dst=x_dst)
+    num_dst = None if x_dst is None else x_dst.size(0)
+    related = relation_for_ops(relation, x_src.size(0), size, flow, num_dst)
     options, seed = options_of(
         related, x_src, negative_slope, self_loops, dropout, seed, objective
     )
@@ -154,10 +160,13 @@ def gat_attention(
     for name, att in (("att_src", att_src), ("att_dst", att_dst)):
         if att is not None and att.device != x_src.device:
             raise ValueError(f"'{name}' must be on {x_src.device} (got {att.device})")
-    out_dtype = reference.promoted(x_src, att_src, *terms)
+    nodes = (x_src, x_dst, att_src, att_dst)
+    # Without one of the two, destinations have no part in the scores.
+    scored = nodes if x_dst is not None and att_dst is not None else nodes[::2]
+    out_dtype = reference.promoted(*scored, *terms)
     is_compiled = isinstance(related, Handle)
     call = attention.Call(related, options, edge_mask, seed, objective)
-    if is_compiled or transformed.is_active():
+    if is_compiled or transformed.is_active(*nodes, *terms):
         alphas = attention.gat_scores(related.num_dst, x_src, x_dst, att_src, att_dst)
         inputs = (x_src, *alphas, *terms)
         if not is_compiled:
@@ -165,7 +174,7 @@ def gat_attention(
         return attention_library.additive(
             related, inputs, edge_mask, seed, options, objective
         )
-    return attention.gat(call, x_src, x_dst, att_src, att_dst, *terms, out_dtype)
+    return run_gat(call, *nodes, *terms, out_dtype)
 
 
 def gat_layer(
@@ -220,12 +229,20 @@ def additive_attention_weights(
     Returns:
         ``[E, H]`` in the relation's own edge order, 0 for edges that take no part, and
         ``[L, H]`` of the implicit loops.
+
+    Raises:
+        ValueError: A shape, size, device, option or index that does not fit.
     """
-    size = (alpha_src.size(0), alpha_dst.size(0)) if size is None else size
-    related = relation_for_ops(relation, alpha_src.size(0), size, flow)
+    check_scores(alpha_src=alpha_src, alpha_dst=alpha_dst)
+    rows = alpha_src.size(0), alpha_dst.size(0)
+    related = relation_for_ops(relation, rows[0], size, flow, rows[1])
     options, seed = options_of(
         related, alpha_src, negative_slope, self_loops, dropout, seed, "time"
     )
+    heads = alpha_src.size(1)
+    check_shape("alpha_src", alpha_src, (related.num_src, heads), alpha_src)
+    check_shape("alpha_dst", alpha_dst, (related.num_dst, heads), alpha_src)
+    check_terms(related, options, alpha_src, (edge_term, loop_term), edge_mask)
     given = (alpha_src, alpha_dst, edge_term, loop_term)
     run = weights_library.weights_of
     if isinstance(related, Handle):

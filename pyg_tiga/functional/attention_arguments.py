@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_tiga.functional.arguments import check_dense
 from pyg_tiga.impls.attention_types import Options
 
 _OBJECTIVES = ("time", "memory", "balanced")
@@ -70,6 +71,7 @@ def check_terms(
 
 def check_shape(name: str, value: Tensor, shape: tuple[int, ...], x: Tensor) -> None:
     """Hold an argument to a shape, and to the device of `x`."""
+    check_dense(name, value)
     if tuple(value.shape) != shape:
         raise ValueError(
             f"'{name}' must have shape {list(shape)} (got {list(value.shape)})"

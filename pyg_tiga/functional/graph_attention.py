@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from pyg_tiga.functional.arguments import check_dense, check_vectors
 from pyg_tiga.functional.attention_arguments import (
     check_shape,
     check_terms,
@@ -76,7 +77,7 @@ def graph_attention(
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
     )
-    _check_vectors(query=query, key=key, value=value)
+    check_vectors(query=query, key=key, value=value)
     call = _call(given, relation, query, key, "dot", _scale(scale, query), objective)
     num_src = call.graph.num_src
     _check_heads(call, query, key)
@@ -123,7 +124,7 @@ def graph_attention_weights(
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
     )
-    _check_vectors(query=query, key=key)
+    check_vectors(query=query, key=key)
     call = _call(given, relation, query, key, "dot", _scale(scale, query), "time")
     _check_heads(call, query, key)
     key = _expanded(key, query.size(1))
@@ -183,7 +184,7 @@ def gatv2_attention(
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
     )
-    _check_vectors(x_src=x_src, x_dst=x_dst)
+    check_vectors(x_src=x_src, x_dst=x_dst)
     call = _call(given, relation, x_dst, x_src, "gatv2", negative_slope, objective)
     _check_gatv2(call, x_src, x_dst, att)
     return _attend(call, Inputs(x_src, x_dst, None, att, edge_bias, loop_bias))
@@ -219,7 +220,7 @@ def gatv2_attention_weights(
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
     )
-    _check_vectors(x_src=x_src, x_dst=x_dst)
+    check_vectors(x_src=x_src, x_dst=x_dst)
     call = _call(given, relation, x_dst, x_src, "gatv2", negative_slope, "time")
     _check_gatv2(call, x_src, x_dst, att)
     return _weights(call, Inputs(x_src, x_dst, None, att, edge_bias, loop_bias))
@@ -248,8 +249,8 @@ def _call(
     objective: str,
 ) -> Call:
     """The call, of which the options are checked; under a tracer of a `Handle`."""
-    size = (col.size(0), row.size(0)) if given.size is None else given.size
-    related = relation_for_ops(relation, col.size(0), size, given.flow)
+    rows = col.size(0), row.size(0)
+    related = relation_for_ops(relation, rows[0], given.size, given.flow, rows[1])
     numbers = (scale, given.self_loops, given.dropout)
     options, seed = options_of(related, row, *numbers, given.seed, objective, score)
     biases, names = (given.edge_bias, given.loop_bias), ("edge_bias", "loop_bias")
@@ -271,7 +272,7 @@ def _attend(call: Call, inputs: Inputs) -> Tensor:
     if isinstance(call.graph, Handle):
         graph, options, mask, seed, objective = call
         return vector_library.attend(graph, inputs, mask, seed, options, objective)
-    if transformed.is_active():
+    if transformed.is_active(*inputs):
         return vector_attention.by_reference(call, inputs)
     return vector_attention.vector_attention(call, inputs)
 
@@ -281,15 +282,6 @@ def _weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
         graph, options, mask, seed, _ = call
         return vector_library.attention_weights(graph, inputs, mask, seed, options)
     return vector_attention.weights(call, inputs)
-
-
-def _check_vectors(**given: Tensor) -> None:
-    for name, x in given.items():
-        if x.dim() != 3 or not x.is_floating_point():
-            raise ValueError(
-                f"'{name}' must be a floating point tensor [nodes, heads, channels] "
-                f"(got {x.dtype} of shape {list(x.shape)})"
-            )
 
 
 def _check_heads(call: Call, query: Tensor, key: Tensor) -> None:
@@ -306,6 +298,7 @@ def _check_heads(call: Call, query: Tensor, key: Tensor) -> None:
 
 
 def _check_gatv2(call: Call, x_src: Tensor, x_dst: Tensor, att: Tensor) -> None:
+    check_dense("att", att)
     shape = tuple(x_src.shape[1:])
     check_shape("x_src", x_src, (call.graph.num_src, *shape), x_dst)
     check_shape("x_dst", x_dst, (call.graph.num_dst, *shape), x_dst)

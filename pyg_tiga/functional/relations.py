@@ -16,20 +16,94 @@ from pyg_tiga.relation.memo import handle_of, relation_of, relation_of_adj
 Relation = Any  # Graph, [2, E] tensor, EdgeIndex, SparseTensor or torch sparse tensor
 Size = tuple[int | None, int | None] | None
 
+_SOURCE_TO_TARGET = "source_to_target"
+
 
 def relation_for_ops(
-    relation: Relation, num_src: int, size: Size, flow: str
+    relation: Relation,
+    num_src: int,
+    size: Size,
+    flow: str,
+    num_dst: int | None = None,
 ) -> Graph | Handle:
-    """The relation for the eager road, or under a tracer for the compiled one."""
+    """The relation for the eager road, or under a tracer for the compiled one.
+
+    Args:
+        relation: See :mod:`pyg_tiga.functional`.
+        num_src: Rows of the source features.
+        size: As the caller of a public function gave it.
+        flow: Likewise.
+        num_dst: Rows of the destination features, if there are any.
+
+    Raises:
+        ValueError: Options that do not fit, or that are not for this relation.
+    """
     if isinstance(relation, Handle):
         return relation
-    if not is_traced(relation):
-        return graph_of(relation, num_src, size, flow)
+    return _checked(relation, num_src, size, flow, num_dst, is_traced(relation))
+
+
+def graph_for_plan(relation: Relation, num_src: int, size: Size, flow: str) -> Graph:
+    """The graph of :func:`relation_for_ops`, also under a tracer."""
+    return _checked(relation, num_src, size, flow, None, False)
+
+
+def _checked(
+    relation: Relation,
+    num_src: int,
+    size: Size,
+    flow: str,
+    num_dst: int | None,
+    traced: bool,
+) -> Any:
     if is_edge_list(relation):
-        return Handle(*handle_of(relation, *sizes_of(num_src, size), flow))
-    if isinstance(relation, Graph) and relation.value is None:
-        return Handle(*relation.handle())
-    return _handle_with_value(relation)
+        sizes = sizes_of(num_src, size, num_dst)
+        if traced:
+            return Handle(*handle_of(relation, *sizes, flow))
+        return relation_of(relation, *sizes, flow)
+    _check_flow(relation, flow)
+    if not traced:
+        related = graph_of(relation, num_src, None, flow)
+    elif isinstance(relation, Graph) and relation.value is None:
+        related = Handle(*relation.handle())
+    else:
+        related = _handle_with_value(relation)
+    if size is not None:
+        _check_size(relation, related, size)
+    return related
+
+
+def _check_flow(relation: Relation, flow: Any) -> None:
+    """Hold ``flow`` to what it may be for relations that know their destinations."""
+    if flow == _SOURCE_TO_TARGET:
+        return
+    if flow != "target_to_source":
+        raise ValueError(
+            f"'flow' must be 'source_to_target' or 'target_to_source' (got {flow!r})"
+        )
+    hint = "its 'reverse()'" if isinstance(relation, Graph) else "the transposed matrix"
+    raise ValueError(
+        f"'flow' is for a plain 'edge_index': it must be 'source_to_target' with a "
+        f"{_kind(relation)}, which knows its destinations (got '{flow}'). Pass {hint} "
+        f"instead"
+    )
+
+
+def _check_size(relation: Relation, related: Any, size: Any) -> None:
+    """Hold ``size`` to that of a relation which knows its own."""
+    own = (related.num_src, related.num_dst)
+    if sizes_of(own[0], size, own[1]) != own:
+        raise ValueError(
+            f"'size' is for a plain 'edge_index': with a {_kind(relation)} it must be "
+            f"its own, (num_src, num_dst) = {own} (got {tuple(size)})"
+        )
+
+
+def _kind(relation: Relation) -> str:
+    """What a relation that is no edge list is called."""
+    if isinstance(relation, Tensor):
+        return "sparse tensor"
+    return f"'{type(relation).__name__}'"
 
 
 def is_traced(x: Any) -> bool:
@@ -65,7 +139,7 @@ def graph_of(relation: Relation, num_src: int, size: Size, flow: str) -> Graph:
         flow: As in PyG, for an edge list.
     """
     if isinstance(relation, Graph):
-        return relation
+        return relation.current()
     if is_edge_list(relation):
         return relation_of(relation, *sizes_of(num_src, size), flow)
     if isinstance(relation, (Tensor, SparseTensor)):
@@ -82,8 +156,10 @@ def is_edge_list(relation: Relation) -> bool:
     return isinstance(relation, Tensor) and relation.layout == torch.strided
 
 
-def sizes_of(num_src: int, size: Size) -> tuple[int, int]:
+def sizes_of(num_src: int, size: Size, num_dst: int | None = None) -> tuple[int, int]:
     """(N_src, N_dst); without anything else, there are as many of both."""
+    if size is None and num_dst is not None:
+        return num_src, num_dst
     if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
         raise ValueError(f"'size' must be a pair (num_src, num_dst) (got {size!r})")
     first, second = size if size is not None else (None, None)

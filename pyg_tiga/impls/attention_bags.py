@@ -107,6 +107,10 @@ class Edges(NamedTuple):
         """<left_i, right_j> ``[K]`` of ``[num_rows, C]`` and ``[num_cols, C]``."""
         if self.index.numel() == 0:
             return left.new_zeros(0)
+        if self.index.numel() > left.size(0) * right.size(0):
+            # More edges than entries: PyTorch takes no such matrix.
+            rows = left.index_select(0, self.row)
+            return rows.mul_(right.index_select(0, self.index)).sum(-1)
         zeros = left.new_zeros(self.index.numel())
         matrix = self._matrix(zeros, (left.size(0), right.size(0)))
         with torch.autocast("cpu", enabled=False):
@@ -140,7 +144,12 @@ class Edges(NamedTuple):
     def _matrix(self, values: Tensor, size: tuple[int, int]) -> Tensor:
         announce_beta()
         return torch.sparse_csr_tensor(
-            self.ptr, self.index, values, size, check_invariants=False
+            self.ptr,
+            self.index,
+            values,
+            size,
+            device=values.device,
+            check_invariants=False,
         )
 
 

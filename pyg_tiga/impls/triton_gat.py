@@ -19,6 +19,7 @@ from pyg_tiga.impls.attention_passes import (
     prepare_programs,
 )
 from pyg_tiga.impls.attention_types import Options
+from pyg_tiga.impls.launch import current_stream
 from pyg_tiga.impls.prepared import Room, room_of
 from pyg_tiga.impls.replay import Recorded, Replay, empty_like, free, linear, part
 from pyg_tiga.impls.triton_attention import RowsPass
@@ -118,6 +119,21 @@ class GatForward:
         seed: Tensor | None,  # [1]
     ) -> tuple[Tensor | None, ...]:
         values = linear(x, lin)  # [N, H * C]
+        return self._attend(stream, values, att_src, att_dst, bias, seed)
+
+    def again(self, values: Tensor, *rest: Tensor | None) -> Tensor:
+        """The output as the kernels form it, of projected nodes and all behind them."""
+        return self._attend(current_stream(values.get_device()), values, *rest)[1]
+
+    def _attend(
+        self,
+        stream: Any,
+        values: Tensor,  # [N, H * C]
+        att_src: Tensor,
+        att_dst: Tensor,
+        bias: Tensor | None,
+        seed: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
         out = empty_like(values)
         kept = values.new_empty(self._kept, dtype=torch.float32)
         positive = empty_like(values) if self._is_apart else None

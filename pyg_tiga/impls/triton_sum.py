@@ -142,7 +142,7 @@ class LinearSum:
     """
 
     def __init__(self, same: bool, graph: Graph, *made: Any) -> None:
-        self._same = same
+        self.same = same
         self.sum = SumPass(graph, *made)
         self.run = Replay(self._run)
 
@@ -158,7 +158,7 @@ class LinearSum:
         aggregate = self.sum(stream, x)
         out = linear(aggregate, left, bias)
         if right is not None:
-            out.addmm_(x if self._same else x_dst, right.t())
+            out.addmm_(x if self.same else x_dst, right.t())
         return out, aggregate
 
 
@@ -176,7 +176,8 @@ class LinearSumBackward:
     """Gradients of `LinearSum`.
 
     `run` is called with the result's gradient, what the forward was called with, and
-    the sum or None; it gives gradients in the order of `Needs`.
+    the sum, each of these None where no gradient reads it; it gives gradients in the
+    order of `Needs`.
 
     Args:
         needs: Which gradients; the others are None.
@@ -194,9 +195,9 @@ class LinearSumBackward:
         self,
         stream: Any,
         grad: Tensor,  # [N_dst, F_out]
-        x: Tensor,  # [N_src, F_in]
+        x: Tensor | None,  # [N_src, F_in]
         x_dst: Tensor | None,  # [N_dst, F_dst]
-        left: Tensor,  # [F_out, F_in]
+        left: Tensor | None,  # [F_out, F_in]
         bias: Tensor | None,  # [F_out]
         right: Tensor | None,  # [F_out, F_dst]
         aggregate: Tensor | None,  # [N_dst, F_in]
@@ -207,7 +208,7 @@ class LinearSumBackward:
         grad_x = None
         if self.sum is not None:
             grad_x = self.sum(stream, grad.mm(left))
-            if self._same and right is not None:
+            if self._same:
                 grad_x.addmm_(grad, right)
         return (
             grad_x,

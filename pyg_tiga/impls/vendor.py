@@ -61,6 +61,7 @@ def _csr(graph: Graph, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         rows.index,
         values,
         (rows.num_rows, rows.num_cols),
+        device=values.device,
         check_invariants=False,
     )
 
@@ -78,8 +79,9 @@ def announce_beta() -> None:
     """Let PyTorch say once, unheard, that its CSR tensors are in beta."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        empty = torch.zeros(1, dtype=torch.int64)
-        torch.sparse_csr_tensor(empty, empty[:0], torch.zeros(0), (0, 0))
+        empty = torch.zeros(1, dtype=torch.int64, device="cpu")
+        values = torch.zeros(0, device="cpu")
+        torch.sparse_csr_tensor(empty, empty[:0], values, (0, 0), device="cpu")
 
 
 SPMM_CPU = Implementation(

@@ -24,11 +24,11 @@ py::object run(const Steps& steps, uintptr_t stream, const py::args& given) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-std::shared_ptr<Formula> make_formula(std::shared_ptr<Steps> forward, size_t wanted,
+std::shared_ptr<Formula> make_formula(std::shared_ptr<Steps> forward, Reads reads,
                                       py::object otherwise, std::string name) {
   auto made = std::make_shared<Formula>();
   made->forward = std::move(forward);
-  made->wanted = wanted;
+  made->reads = std::move(reads);
   made->otherwise = hold(std::move(otherwise));
   made->name = std::move(name);
   return made;

@@ -86,20 +86,26 @@ inline bool have_tangents(const std::vector<at::Tensor>& tensors) {
 }
 
 // What steps of a backward are recorded for: a stream that waited for the graph, the
-// stride of the gradient's rows, and the gradients that are wanted.
-using Key = std::tuple<c10::StreamId, int64_t, std::vector<bool>>;
+// stride of the gradient's rows, the gradients that are wanted, and what is kept.
+using Key = std::tuple<c10::StreamId, int64_t, std::vector<bool>, std::vector<bool>>;
+
+// What gradients of an input read, as places among the inputs and all results but the
+// first.
+using Reads = std::vector<std::vector<size_t>>;
 
 // A formula: its forward's steps, and for each kind of call its backward's.
 //
-// The forward's first result is given back, and the others are kept for the backward
-// with the inputs, of which the first `wanted` have gradients. The backward's steps take
-// the gradient, the inputs and what is kept. Calls for which there are none are
+// The forward's first result is given back. Of the others and the inputs, of which the
+// first have gradients that `reads` tells of, those are kept for the backward that wanted
+// gradients read. The backward's steps take the gradient, the inputs and the results;
+// what is not kept is not there, but where gradients are to be differentiated again an
+// anchor stands for such an input if it has a gradient itself. Calls for which there are none are
 // `otherwise(owner, tensors, grad, needs, edited, usual)`: it gives the gradients, and
 // steps for the next such call or None. `edited` says that the result was kept and is not
 // as it was, `usual` that steps may be of use.
 struct Formula {
   std::shared_ptr<Steps> forward;
-  size_t wanted;
+  Reads reads;
   Held otherwise;
   std::string name;
 
@@ -127,12 +133,26 @@ class FormulaBackward : public Node {
 
   std::string name() const override { return formula_->name; }
 
-  // Keeps the inputs and all results but the first.
+  // Keeps what wanted gradients read of the inputs and of all results but the first.
   void keep(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& results) {
-    saved_.reserve(inputs.size() + results.size() - 1);
-    for (const auto& input : inputs) saved_.emplace_back(input, false);
+    const auto& reads = formula_->reads;
+    std::vector<bool> is_read(inputs.size() + results.size() - 1);
+    for (size_t i = 0; i < reads.size(); ++i)
+      if (inputs[i].defined() && inputs[i].requires_grad())
+        for (size_t place : reads[i]) is_read.at(place) = true;
+    saved_.reserve(is_read.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const auto& input = inputs[i];
+      saved_.emplace_back(is_read[i] ? input : at::Tensor(), false);
+      if (!is_read[i] && i < reads.size() && input.defined() && input.requires_grad())
+        apart_.emplace_back(i, input.sizes().vec(), input.options());
+    }
     for (size_t i = 1; i < results.size(); ++i) {
       const auto& result = results[i];
+      if (!is_read[inputs.size() + i - 1]) {
+        saved_.emplace_back();
+        continue;
+      }
       if (!result.is_same(results[0])) {
         saved_.emplace_back(result, false);
         continue;
@@ -162,7 +182,9 @@ class FormulaBackward : public Node {
     const auto stream = guard.getStream(grad.device());
     const bool usual = !edited && !at::GradMode::is_enabled() && grad.dim() == 2 &&
                        grad.stride(1) == 1 && stream == at_ && are_plain(tensors);
-    const Key key{stream.id(), usual ? grad.stride(0) : 0, needs};
+    std::vector<bool> there;
+    for (const auto& tensor : tensors) there.push_back(tensor.defined());
+    const Key key{stream.id(), usual ? grad.stride(0) : 0, needs, there};
     grad.reset();
     if (usual) {
       const auto steps = formula_->find(key);
@@ -171,6 +193,7 @@ class FormulaBackward : public Node {
         return steps->run(raw_, std::move(tensors));
       }
     }
+    if (at::GradMode::is_enabled()) anchor(tensors);
     return otherwise(std::move(tensors), key, edited, usual);
   }
 
@@ -190,6 +213,16 @@ class FormulaBackward : public Node {
  private:
   void reset() {
     for (auto& saved : saved_) saved.reset_data();
+  }
+
+  // Puts in place of inputs that are not kept what has their gradients and no data.
+  void anchor(std::vector<at::Tensor>& tensors) {
+    const at::NoGradGuard no_grad;
+    for (const auto& [place, shape, options] : apart_) {
+      auto standing = at::zeros({}, options).expand(shape).detach();
+      torch::autograd::impl::set_gradient_edge(standing, next_edge(place));
+      tensors[place + 1] = standing;
+    }
   }
 
   variable_list otherwise(std::vector<at::Tensor> tensors, const Key& key, bool edited,
@@ -224,6 +257,7 @@ class FormulaBackward : public Node {
   c10::Stream at_;
   void* raw_;
   std::vector<SavedVariable> saved_;
+  std::vector<std::tuple<size_t, std::vector<int64_t>, at::TensorOptions>> apart_;
   std::optional<c10::VariableVersion> given_;
   uint32_t version_ = 0;
   bool is_last_ = false;
@@ -252,7 +286,7 @@ inline py::object call(const std::shared_ptr<Formula>& formula, uintptr_t raw,
     const at::NoGradGuard no_grad;
     results = formula->forward->run(address, inputs);
   }
-  variable_list wanted(inputs.begin(), inputs.begin() + formula->wanted);
+  variable_list wanted(inputs.begin(), inputs.begin() + formula->reads.size());
   if (!torch::autograd::compute_requires_grad(wanted)) return packed(results[0]);
   const auto device = inputs[0].device();
   const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);

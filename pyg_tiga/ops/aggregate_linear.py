@@ -20,9 +20,17 @@ from pyg_tiga.ops import bodies
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import EAGER, apply_function, wants_grad
 from pyg_tiga.ops.gradients import FLIPPED
-from pyg_tiga.ops.nodes import make_formula, run_as_node
+from pyg_tiga.ops.keeping import Reads, anchor_of, kept_of
+from pyg_tiga.ops.nodes import Absent, make_formula, run_as_node
 from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
+
+# What gradients of x, x_dst, and the three maps read: places among these and the sum;
+# where destinations are the sources, and where they are not.
+_READS: dict[bool, Reads] = {
+    True: ((2, 4), (), (5,), (), (0,)),
+    False: ((2,), (4,), (5,), (), (1,)),
+}
 
 
 class Maps(NamedTuple):
@@ -62,6 +70,10 @@ def aggregate_linear(
             out = run_as_node(_formula(graph, run), call, x, x_dst, *maps)
             if out is not None:
                 return out
+    x_is_kept = same and maps.right.requires_grad
+    if x.requires_grad and maps.left.requires_grad and not x_is_kept:
+        # The gradient of its map can be differentiated by x, which it does not read.
+        call = call._replace(anchor=anchor_of(x))
     return apply_function(_AggregateLinear, x, x_dst, *maps, call)
 
 
@@ -71,6 +83,7 @@ class _Call(NamedTuple):
     graph: Graph
     normalize: str
     same: bool  # Destinations are the sources.
+    anchor: Tensor | None = None  # Stands for sources that are not kept.
 
 
 def _find_forward(
@@ -80,7 +93,7 @@ def _find_forward(
     graph = call.graph
     plan = bodies.remember_plan(bodies.spmm_plan(graph, x, None, call.normalize))
     key = (maps.bias is None, x_dst is None, maps.right is None)
-    return plan, _found(graph, plan, x, key, LinearSum, call.same)
+    return plan, _found(graph, plan, x.stride(), key, LinearSum, call.same)
 
 
 def _forward(
@@ -103,20 +116,25 @@ def _forward(
 
 
 def _found(
-    graph: Graph, plan: Plan, x: Tensor, absent: Any, make: Any, *first: Any
+    graph: Graph,
+    plan: Plan,
+    strides: tuple[int, ...],
+    absent: Absent,
+    make: Any,
+    *first: Any,
 ) -> Any:
-    """What launches a sum of x and all around it, found again; None if nothing does.
+    """What launches a sum of rows and all around it, found again; None if nothing does.
 
     `absent` says which operands are None: each replay is for those that are there.
     """
-    stride = x.stride(0)
+    stride, step = strides
     key = (make, plan.problem, stride, absent, *first)
     known = graph.scratch
     run = known.get(key)
     if run is None and key not in known:
         if (
             plan.implementation.family == "triton"
-            and x.stride(1) == 1
+            and step == 1
             and 0 not in (plan.problem.num_dst, plan.problem.features)
         ):
             run = make(*first, graph, plan.problem, plan.schedule, stride)
@@ -131,7 +149,8 @@ def _formula(graph: Graph, run: LinearSum) -> Any:
     key = ("formula", id(run))
     found = graph.scratch.get(key)
     if found is None:
-        found = make_formula(run.run, 5, _gradients, _recorded, "SAGEConvBackward")
+        reads = _READS[run.same]
+        found = make_formula(run.run, reads, _gradients, _recorded, "SAGEConvBackward")
         if found is not None:
             graph.scratch[key] = found
     return found
@@ -151,8 +170,8 @@ class _AggregateLinear(torch.autograd.Function):
         ctx.owner = call
         maps = Maps(left, bias, right)
         out, aggregate = _forward(call, x, x_dst, maps)
-        kept = aggregate if ctx.needs_input_grad[2] else None
-        ctx.save_for_backward(x, x_dst, *maps, kept)
+        tensors, needs = (x, x_dst, *maps, aggregate), ctx.needs_input_grad
+        ctx.save_for_backward(*kept_of(tensors, _READS[call.same], needs))
         return out
 
     @staticmethod
@@ -163,57 +182,64 @@ class _AggregateLinear(torch.autograd.Function):
 @batchable
 def _gradients(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     """Gradients of features and parameters."""
-    saved = ctx.saved_tensors
-    *inputs, aggregate = saved
-    if torch.is_grad_enabled():
-        return _twice(ctx, inputs, grad)
     index = grad.get_device()
     if not is_current(index):
         with device_guard(index):
             return _gradients(ctx, grad)
-    run = _find_backward(ctx)
-    if run is not None:
-        if run.sum is not None:
-            run.sum.refresh()
-        return run.run(grad, *saved)
-    return _plain_gradients(ctx, inputs, aggregate, grad)
+    # Read once: a checkpoint forms them again for it.
+    saved = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return _plain_gradients(ctx, _connected(ctx, saved), grad)
+    run = _find_backward(ctx, saved)
+    if run is None:
+        return _plain_gradients(ctx, saved, grad)
+    if run.sum is not None:
+        run.sum.refresh()
+    return run.run(grad, *saved)
 
 
-def _recorded(ctx: Any, grad: Tensor) -> Recorded | None:
+def _recorded(ctx: Any, grad: Tensor, absent: Absent) -> Recorded | None:
     """The work of a backward that has run."""
-    run = _find_backward(ctx)
+    run = _find_backward(ctx, ctx.saved_tensors)
     return None if run is None else run.run
 
 
-def _find_backward(ctx: Any) -> LinearSumBackward | None:
+def _find_backward(
+    ctx: Any, saved: Sequence[Tensor | None]
+) -> LinearSumBackward | None:
     """What launches the backward, if the fused kernels do."""
-    graph, normalize, same = ctx.owner
-    x, *rest = ctx.saved_tensors
+    graph, normalize, same, _ = ctx.owner
     needs = Needs(*ctx.needs_input_grad[:5])
-    absent = tuple([value is None for value in rest])
+    absent = tuple([value is None for value in saved])
     if not needs.x:
         key = (LinearSumBackward, absent, needs, same)
         found = graph.scratch.get(key)
         if found is None:
             found = graph.scratch[key] = LinearSumBackward(needs, same)
         return found
+    # The product of the gradient and the map has the columns and the dtype of the map.
+    left = saved[2]
     reverse, flipped = graph.reverse(), FLIPPED[normalize]
-    # Of a product of the shape and dtype of x, but rows that follow one another.
-    like = x if x.is_contiguous() else x.new_empty(1, x.size(1))
-    plan = bodies.spmm_plan(reverse, like, None, flipped)
-    return _found(reverse, plan, like, absent, LinearSumBackward, needs, same)
+    plan = bodies.spmm_plan(reverse, left, None, flipped)
+    strides = (left.size(1), 1)
+    return _found(reverse, plan, strides, absent, LinearSumBackward, needs, same)
 
 
 def _plain_gradients(
-    ctx: Any, inputs: list[Any], aggregate: Tensor | None, grad: Tensor
+    ctx: Any, saved: Sequence[Tensor | None], grad: Tensor
 ) -> Sequence[Tensor | None]:
-    """Gradients by whatever the planner chooses for the sum of those of the sources."""
-    graph, normalize, same = ctx.owner
-    x, x_dst, left, _, right = inputs
+    """Gradients by whatever the planner chooses for the sum of those of the sources.
+
+    They can be differentiated again, by what is connected to the inputs.
+    """
+    graph, normalize, same, _ = ctx.owner
+    x, x_dst, left, _, right, aggregate = saved
     needs = Needs(*ctx.needs_input_grad[:5])
-    grad_x = bodies.spmm(graph.reverse(), grad @ left, None, FLIPPED[normalize])
-    if same:
-        grad_x.addmm_(grad, right)
+    grad_x = None
+    if needs.x:
+        grad_x = EAGER.spmm(graph.reverse(), grad @ left, None, FLIPPED[normalize])
+        if same:
+            grad_x = grad_x.addmm_(grad, right)
     turned = grad.t()
     return (
         grad_x,
@@ -224,16 +250,29 @@ def _plain_gradients(
     )
 
 
-def _twice(ctx: Any, inputs: list[Any], grad: Tensor) -> list[Tensor | None]:
-    """Gradients that can be differentiated again: those of the steps one by one."""
-    graph, normalize, same = ctx.owner
-    x, x_dst, left, bias, right = (
-        None if value is None else value.view_as(value) for value in inputs
-    )
-    out = F.linear(EAGER.spmm(graph, x, None, normalize), left, bias)
-    if right is not None:
-        out = out + F.linear(x if same else x_dst, right)
-    given = (x, x_dst, left, bias, right)
-    wanted = [v for v, n in zip(given, ctx.needs_input_grad, strict=False) if n]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [next(found) if n else None for n in ctx.needs_input_grad[:5]]
+def _connected(ctx: Any, saved: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """What is kept, with the sum as one of the sources again."""
+    graph, normalize, _, anchor = ctx.owner
+    x, *maps, aggregate = saved
+    needs = Needs(*ctx.needs_input_grad[:5])
+    if needs.x and needs.left:
+        source = anchor if x is None else x
+        aggregate = apply_function(_Summed, source, aggregate, graph, normalize)
+    return x, *maps, aggregate
+
+
+class _Summed(torch.autograd.Function):
+    """A sum of which the value is known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, aggregate: Tensor, graph: Graph, normalize: str
+    ) -> Tensor:
+        ctx.graph, ctx.normalize = graph, normalize
+        return aggregate.view_as(aggregate)
+
+    @staticmethod
+    @batchable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        reverse, flipped = ctx.graph.reverse(), FLIPPED[ctx.normalize]
+        return EAGER.spmm(reverse, grad, None, flipped), None, None, None

@@ -11,11 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_tiga.impls import (
-    scatter_attention,
-    triton_attention_backward,
-    triton_nodes,
-)
+from pyg_tiga.impls import scatter_attention
 from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import find_plan, remember_plan
@@ -82,20 +78,28 @@ class _Attention(torch.autograd.Function):
             value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
         )
         needs = ctx.needs_input_grad
-        positive = keeps_positive(call, needs[3] or needs[4])
+        # The gradient of the values reads weights alone.
+        reads_value = any(needs[1:5])
+        positive = reads_value and keeps_positive(call, needs[3] or needs[4])
         state = forward(call, operands, out_dtype, positive)
-        ctx.call = call
-        ctx.save_for_backward(value, alpha_src, alpha_dst, term, loop_term, *state)
+        ctx.call, ctx.value_like = call, like(value)
+        scores = (alpha_src, alpha_dst, term, loop_term)
+        kept = (value, *scores, *state)
+        if not reads_value:
+            kept = (None, *scores, None, *state[1:])
+        ctx.save_for_backward(*kept)
         return state.out
 
     @staticmethod
     @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
-        inputs, state = saved[:5], State(*saved[5:])
+        value = present(saved[0], ctx.value_like)
+        inputs = (value, *saved[1:5])
+        state = State(present(saved[5], like(grad)), *saved[6:])
         if torch.is_grad_enabled():
             return (*_twice(call, inputs, grad, needs), None, None)
-        value, alpha_src, alpha_dst, term, loop_term = inputs
+        _, alpha_src, alpha_dst, term, loop_term = inputs
         operands = Operands(
             value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
         )
@@ -113,94 +117,22 @@ class _Attention(torch.autograd.Function):
         )
 
 
-class _GatAttention(torch.autograd.Function):
-    """Scores and attention in one: no pass over the nodes for the scores' gradients."""
+Like = tuple[torch.Size, torch.dtype, torch.device]
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_src: Tensor,
-        x_dst: Tensor | None,
-        att_src: Tensor,
-        att_dst: Tensor | None,
-        term: Tensor | None,
-        loop_term: Tensor | None,
-        call: Call,
-        out_dtype: torch.dtype,
-    ) -> Tensor:
-        same = x_dst is not None and x_dst is x_src
-        alpha_src, alpha_dst = _node_scores(call, x_src, x_dst, att_src, att_dst, same)
-        operands = Operands(
-            x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
-        )
-        needs = ctx.needs_input_grad
-        positive = any(needs) and keeps_positive(call, needs[4] or needs[5])
-        state = forward(call, operands, out_dtype, positive)
-        ctx.call, ctx.same = call, same
-        ctx.save_for_backward(
-            x_src,
-            None if same else x_dst,
-            att_src,
-            att_dst,
-            alpha_src,
-            alpha_dst,
-            term,
-            loop_term,
-            *state,
-        )
-        return state.out
 
-    @staticmethod
-    @batchable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
-        x_src, x_dst, att_src, att_dst, alpha_src, alpha_dst, term, loop_term = saved[
-            :8
-        ]
-        if torch.is_grad_enabled():
-            given = (x_src, x_src if ctx.same else x_dst, att_src, att_dst)
-            return (
-                *_gat_twice(call, (*given, term, loop_term), grad, needs),
-                None,
-                None,
-            )
-        operands = Operands(
-            x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
-        )
-        plan = attention_plan("edge_attention_backward", call, x_src, grad.dtype)
-        found = triton_attention_backward.ATTENTION_BACKWARD.run(
-            plan.problem,
-            plan.schedule,
-            call.graph,
-            grad,
-            operands,
-            call.options,
-            State(*saved[8:]),
-            Wanted(needs[4], needs[5], call.objective != "memory"),
-            (att_src, att_dst if ctx.same else None),
-        )
-        grad_dst = None
-        second = found.row if ctx.same else None
-        grad_att = triton_nodes.node_scores_backward(
-            call.graph, x_src, found.col, second
-        )
-        grad_att_dst = grad_att[1] if ctx.same else None
-        if x_dst is not None:
-            grad_att_dst = triton_nodes.node_scores_backward(
-                call.graph, x_dst, found.row, None
-            )[0]
-            if needs[1]:
-                grad_dst = (found.row.unsqueeze(2) * att_dst).to(x_dst.dtype)
-        return (
-            found.value,
-            grad_dst,
-            cast(grad_att[0], att_src),
-            cast(grad_att_dst, att_dst),
-            cast(found.term, term),
-            cast(found.loop_term, loop_term),
-            None,
-            None,
-        )
+def like(x: Tensor) -> Like:
+    """What a tensor is, without its data."""
+    return x.shape, x.dtype, x.device
+
+
+def present(x: Tensor | None, of: Like) -> Tensor:
+    """What was kept; zeros in place of what no wanted gradient reads."""
+    if x is not None:
+        return x
+    shape, dtype, device = of
+    # Where gradients are to be differentiated again, these start at it.
+    again = torch.is_grad_enabled()
+    return torch.zeros(shape, dtype=dtype, device=device, requires_grad=again)
 
 
 def cast(grad: Tensor | None, operand: Tensor) -> Tensor | None:
@@ -208,23 +140,6 @@ def cast(grad: Tensor | None, operand: Tensor) -> Tensor | None:
     if grad is None or grad.dtype is operand.dtype:
         return grad
     return grad.to(operand.dtype)
-
-
-def _node_scores(
-    call: Call,
-    x_src: Tensor,
-    x_dst: Tensor | None,
-    att_src: Tensor,
-    att_dst: Tensor | None,
-    same: bool,
-) -> tuple[Tensor, Tensor]:
-    graph, both = call.graph, att_dst if same else None
-    first, second = triton_nodes.node_scores(graph, x_src, att_src, both)
-    if x_dst is None or att_dst is None:
-        second = first.new_zeros(graph.num_dst, first.size(1))
-    elif not same:
-        second, _ = triton_nodes.node_scores(graph, x_dst, att_dst, None)
-    return first, second
 
 
 def additive(
@@ -244,25 +159,6 @@ def additive(
         value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
     )
     return forward(call, operands, out_dtype, positive=False).out
-
-
-def gat(
-    call: Call,
-    x_src: Tensor,  # [N_src, H, C]
-    x_dst: Tensor | None,  # [N_dst, H, C]
-    att_src: Tensor,  # [H, C]
-    att_dst: Tensor | None,  # [H, C]
-    term: Tensor | None,
-    loop_term: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    """GAT's attention: scores of nodes, then additive attention; differentiable."""
-    plan = attention_plan("edge_attention", call, x_src, out_dtype)
-    if plan.implementation.family == "triton":
-        inputs = (x_src, x_dst, att_src, att_dst, term, loop_term)
-        return apply_function(_GatAttention, *inputs, call, out_dtype)
-    alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
-    return additive(call, x_src, *alphas, term, loop_term, out_dtype)
 
 
 def gat_scores(
@@ -299,20 +195,6 @@ def _twice(
     """Gradients that can be differentiated again, by the reference."""
     inputs = aliased(inputs)
     return differentiate(by_reference(call, inputs), inputs, grad, needs)
-
-
-def _gat_twice(
-    call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
-) -> list[Tensor | None]:
-    same = inputs[1] is inputs[0]
-    inputs = aliased(inputs)
-    x_src, x_dst, att_src, att_dst, term, loop_term = inputs
-    # One tensor in two places: the first place gets the whole gradient.
-    x_dst = x_src if same else x_dst
-    alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
-    out = by_reference(call, (x_src, *alphas, term, loop_term))
-    inputs = (x_src, None if same else x_dst, *inputs[2:])
-    return differentiate(out, inputs, grad, needs)
 
 
 def aliased(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -58,15 +58,16 @@ def spmm_extremum(
 
 def weighted_extremum(
     graph: Graph, x: Tensor, weight: Tensor, reduce: str, ties: str
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Extremum of weighted messages; differentiable, since only the reference does it.
+
+    Gives what its backward needs, too.
 
     Raises:
         UnsupportedError: When an implementation is pinned that cannot weight messages.
     """
     _last.plan = extremum_plan(graph, x, reduce, ties, weighted=True)
-    split = "split" if ties == "none" else ties
-    return reference.spmm_extremum(graph, x, reduce, weight, split)[0]
+    return reference.spmm_extremum(graph, x, reduce, weight, ties)
 
 
 def spmm_extremum_backward(

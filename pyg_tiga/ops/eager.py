@@ -18,9 +18,9 @@ class _Spmm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor | None, graph: Graph, normalize: str
     ) -> Tensor:
         ctx.graph, ctx.normalize = graph, normalize
-        wants_x, wants_weight = ctx.needs_input_grad[:2]
-        ctx.x_dtype = x.dtype if wants_x else None
-        ctx.save_for_backward(x if wants_weight else None, weight)
+        wants_x, wants_weight = needs = ctx.needs_input_grad[:2]
+        ctx.dtypes = gradients.dtypes_of(x, weight, needs)
+        ctx.save_for_backward(x if wants_weight else None, weight if wants_x else None)
         return bodies.spmm(graph, x, weight, normalize)
 
     @staticmethod
@@ -28,7 +28,7 @@ class _Spmm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         found = gradients.spmm(
-            EAGER, ctx.graph, grad, x, weight, ctx.normalize, ctx.x_dtype
+            EAGER, ctx.graph, grad, x, weight, ctx.normalize, ctx.dtypes
         )
         return (*found, None, None)
 
@@ -37,16 +37,16 @@ class _Sddmm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, graph: Graph, normalize: str) -> Tensor:
         ctx.graph, ctx.normalize = graph, normalize
-        ctx.save_for_backward(a, b)
+        wants_a, wants_b = needs = ctx.needs_input_grad[:2]
+        ctx.dtypes = gradients.dtypes_of(a, b, needs)
+        ctx.save_for_backward(a if wants_b else None, b if wants_a else None)
         return bodies.sddmm(graph, a, b, normalize)
 
     @staticmethod
     @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        needs = ctx.needs_input_grad[:2]
-        found = gradients.sddmm(
-            EAGER, ctx.graph, grad, *ctx.saved_tensors, ctx.normalize, needs
-        )
+        a, b = ctx.saved_tensors
+        found = gradients.sddmm(EAGER, ctx.graph, grad, a, b, ctx.normalize, ctx.dtypes)
         return (*found, None, None)
 
 
@@ -136,6 +136,12 @@ class _Eager:
         if wants_grad(x):
             return apply_function(_Extremum, x, relation, reduce, ties)
         return bodies.spmm_extremum(relation, x, reduce, "none")[0]
+
+    @staticmethod
+    def weighted_extremum(
+        relation: Graph, x: Tensor, weight: Tensor, reduce: str, ties: str
+    ) -> Tensor:
+        return bodies.weighted_extremum(relation, x, weight, reduce, ties)[0]
 
     @staticmethod
     def extremum_backward(

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pyg_tiga.impls.attention_types import Options
@@ -27,7 +26,8 @@ from pyg_tiga.ops import attention
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import remember_plan
 from pyg_tiga.ops.eager import apply_function, wants_grad
-from pyg_tiga.ops.nodes import make_formula, run_as_node
+from pyg_tiga.ops.keeping import Reads, anchor_of, kept_of
+from pyg_tiga.ops.nodes import Absent, make_formula, run_as_node
 from pyg_tiga.planner import Plan, pinned
 from pyg_tiga.relation.graph import Graph
 
@@ -35,6 +35,10 @@ from pyg_tiga.relation.graph import Graph
 _MOST_CHANNELS = 1024
 # Features and parameters may have gradients.
 _NUM_WANTED = 5
+# All that is kept besides features, projection and bias, and of it what is read where
+# only the bias has a gradient: places among what may be kept (`_Kept`).
+_ATTENTION = (2, 3, 5, 6, 7, 8, 9)
+_RESULT = (6, 7, 8)
 _NO_DATA: dict[torch.device, Tensor] = {}
 
 
@@ -45,6 +49,21 @@ class Weights(NamedTuple):
     att_src: Tensor  # [1, H, C]
     att_dst: Tensor  # [1, H, C]
     bias: Tensor | None  # [H * C]
+
+
+class _Kept(NamedTuple):
+    """What may be kept; that is, what wanted gradients read of it."""
+
+    x: Tensor | None
+    lin: Tensor | None
+    att_src: Tensor | None
+    att_dst: Tensor | None
+    bias: Tensor | None
+    seed: Tensor | None
+    out: Tensor | None  # As the kernels formed it.
+    rest: Tensor | None
+    positive: Tensor | None
+    values: Tensor | None
 
 
 class _Run:
@@ -58,37 +77,45 @@ class _Run:
         "forward",
         "layer",
         "plan",
+        "reads",
     )
 
     def __init__(self, graph: Graph, plan: Plan, backward: Plan, layer: Layer) -> None:
         self.plan, self.layer = plan, layer
         self.chunks = (plan.schedule.chunk, backward.schedule.chunk)
         self.forward = GatForward(graph, plan.schedule, layer)
+        # The result is kept as it was before a bias that the kernels did not add.
+        bias = (4,) if layer.adds_bias else ()
+        every = (*bias, *_ATTENTION)
+        self.reads: Reads = ((1, *every), (0, *every), every, every, (*bias, *_RESULT))
         self._schedule = backward.schedule
-        self._backwards: dict[tuple[int, tuple[bool, ...]], GatBackward] = {}
+        self._backwards: dict[tuple[Any, ...], GatBackward] = {}
         self._formula: Any = None
 
     def formula(self) -> Any:
         """The layer as a node; None as long as its forward is not recorded."""
         if self._formula is None:
-            args = (_NUM_WANTED, _gradients, _recorded, "GATConvBackward")
+            args = (self.reads, _gradients, _recorded, "GATConvBackward")
             self._formula = make_formula(self.forward.run, *args)
         return self._formula
 
     def backward(
-        self, graph: Graph, stride: int, needs: tuple[bool, ...]
+        self, graph: Graph, stride: int, needs: tuple[bool, ...], absent: Absent
     ) -> GatBackward:
-        """The backward for a gradient of this stride."""
-        found = self._backwards.get((stride, needs))
+        """The backward for a gradient of this stride, and for what is kept."""
+        key = (stride, needs, absent)
+        found = self._backwards.get(key)
         if found is None:
             made = (graph, self._schedule, self.layer, stride, Needs(*needs))
-            found = self._backwards[stride, needs] = GatBackward(*made)
+            found = self._backwards[key] = GatBackward(*made)
         return found
 
 
 class _Owner(NamedTuple):
     graph: Graph
     run: _Run
+    # They stand for features and a projection that are not kept.
+    anchors: tuple[Tensor | None, Tensor | None] = (None, None)
 
 
 def gat_layer(
@@ -122,6 +149,14 @@ def gat_layer(
     out = run_as_node(run.formula(), owner, x, *weights, seed)
     if out is not None:
         return out
+    if x.requires_grad != weights.lin.requires_grad:
+        # Each is read for the gradient of the other, and the other's own may be
+        # differentiated again.
+        anchors = (
+            anchor_of(x) if x.requires_grad else None,
+            anchor_of(weights.lin) if weights.lin.requires_grad else None,
+        )
+        owner = owner._replace(anchors=anchors)
     return apply_function(_GatLayer, x, *weights, seed, owner)
 
 
@@ -182,14 +217,16 @@ class _GatLayer(torch.autograd.Function):
         owner: _Owner,
     ) -> Tensor:
         weights = Weights(lin, att_src, att_dst, bias)
-        out, formed, *kept = _forward(*owner, x, weights, seed)
+        graph, run, _ = owner
+        out, formed, *kept = _forward(graph, run, x, weights, seed)
         ctx.owner = owner
         ctx.witness = None
         if formed is out:
             ctx.witness, ctx.version = _witness(out), out._version
             # An alias, of which autograd does not ask that it stays as it is.
             formed = out.data
-        ctx.save_for_backward(x, *weights, seed, formed, *kept)
+        tensors, needs = (x, *weights, seed, formed, *kept), ctx.needs_input_grad
+        ctx.save_for_backward(*kept_of(tensors, run.reads, needs))
         return out
 
     @staticmethod
@@ -201,15 +238,20 @@ class _GatLayer(torch.autograd.Function):
 @batchable
 def _gradients(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     """Gradients of features and parameters."""
-    x, lin, *vectors, bias, seed, out, kept, positive, values = ctx.saved_tensors
-    rest = (*vectors, bias, seed)
+    # Read once: a checkpoint forms them again for it.
+    kept = _Kept(*ctx.saved_tensors)
     if torch.is_grad_enabled():
-        return _twice(ctx, (x, lin, *vectors, bias), seed, grad)
-    if ctx.edited:
-        out = _forward(*ctx.owner, x, Weights(lin, *vectors, bias), seed)[1]
-    state = [out, kept, positive, values]
-    del out, kept, positive, values
-    backward, found = _backward(ctx, grad, rest, state)
+        return _twice(ctx, kept, grad)
+    x, lin, *vectors, bias, seed = kept[:6]
+    out, rest, positive, values = kept[6:]
+    # For the bias alone only the gradient itself is summed.
+    if ctx.edited and values is not None:
+        out = _formed_again(ctx, kept)
+    absent = tuple([value is None for value in kept])
+    state = [out, rest, positive, values]
+    del kept, out, rest, positive, values
+    given = (*vectors, bias, seed)
+    backward, found = _backward(ctx, grad, given, state, absent)
     # Before anything else is allocated; a no-op where the graph is kept.
     ctx.maybe_clear_saved_tensors()
     grad_values, *sums = found
@@ -220,14 +262,14 @@ def _gradients(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:
     return grad_x, grad_lin, *sums
 
 
-def _recorded(ctx: Any, grad: Tensor) -> Recorded:
+def _recorded(ctx: Any, grad: Tensor, absent: Absent) -> Recorded:
     """The work of a backward that has run."""
-    graph, run = ctx.owner
-    return run.backward(graph, grad.stride(0), ctx.needs_input_grad).whole
+    graph, run, _ = ctx.owner
+    return run.backward(graph, grad.stride(0), ctx.needs_input_grad, absent).whole
 
 
 def _backward(
-    ctx: Any, grad: Tensor, rest: tuple[Any, ...], state: list[Any]
+    ctx: Any, grad: Tensor, rest: tuple[Any, ...], state: list[Any], absent: Absent
 ) -> tuple[GatBackward, tuple[Tensor | None, ...]]:
     """Gradients of projected nodes and of parameters, and what formed them.
 
@@ -236,11 +278,12 @@ def _backward(
     index = grad.get_device()
     if not is_current(index):
         with device_guard(index):
-            return _backward(ctx, grad, rest, state)
-    graph, run = ctx.owner
+            return _backward(ctx, grad, rest, state, absent)
+    graph, run, _ = ctx.owner
     if grad.stride(1) != 1:
         grad = grad.contiguous()
-    backward = run.backward(graph, grad.stride(0), ctx.needs_input_grad[:_NUM_WANTED])
+    needs = ctx.needs_input_grad[:_NUM_WANTED]
+    backward = run.backward(graph, grad.stride(0), needs, absent)
     # Safe to read on this stream.
     graph.rows().work_items(run.chunks[1])
     graph.columns().work_items(run.chunks[1])
@@ -259,23 +302,78 @@ def _witness(out: Tensor) -> Tensor:
     return witness
 
 
-def _twice(
-    ctx: Any, inputs: tuple[Tensor | None, ...], seed: Tensor | None, grad: Tensor
-) -> list[Tensor | None]:
-    """Gradients that can be differentiated again: those of the steps one by one."""
-    inputs = tuple(None if value is None else value.view_as(value) for value in inputs)
-    x, lin, att_src, att_dst, bias = inputs
-    graph, layer = ctx.owner.graph, ctx.owner.run.layer
-    values = F.linear(x, lin).view(-1, layer.heads, layer.channels)
+def _formed_again(ctx: Any, kept: _Kept) -> Tensor:
+    """The result as the kernels formed it, where it was edited since."""
+    graph, run, _ = ctx.owner
+    index = kept.out.get_device()
+    if not is_current(index):
+        with device_guard(index):
+            return _formed_again(ctx, kept)
+    graph.rows().work_items(run.chunks[0])  # Safe to read on this stream.
+    return run.forward.again(kept.values, *kept[2:6])
+
+
+def _attended(
+    graph: Graph,
+    layer: Layer,
+    values: Tensor,  # [N, H * C]
+    att_src: Tensor,
+    att_dst: Tensor,
+    seed: Tensor | None,
+) -> Tensor:
+    """The layer behind its projection and before its bias, by the plain formula."""
+    values = values.view(-1, layer.heads, layer.channels)
     alphas = attention.gat_scores(graph.num_dst, values, values, att_src, att_dst)
     call = attention.Call(graph, layer.options, None, seed, "time")
     out = attention.by_reference(call, (values, *alphas, None, None))
-    out = out.reshape(grad.shape)
-    out = out if bias is None else out + bias
+    return out.reshape(-1, layer.heads * layer.channels)
+
+
+def _twice(ctx: Any, kept: _Kept, grad: Tensor) -> list[Tensor | None]:
+    """Gradients that can be differentiated again: those of the steps one by one."""
+    graph, run, anchors = ctx.owner
     needs = ctx.needs_input_grad[:_NUM_WANTED]
-    wanted = [v for v, need in zip(inputs, needs, strict=True) if need]
-    grad = grad.to(out.dtype)
-    found = iter(
-        torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True)
+    found: list[Tensor | None] = [None] * _NUM_WANTED
+    if needs[4]:
+        found[4] = grad.sum(0)
+    if not any(needs[:4]):
+        return found
+    x, lin = (
+        anchor if value is None else value
+        for value, anchor in zip(kept[:2], anchors, strict=True)
     )
-    return [next(found) if need else None for need in needs]
+    values = kept.values
+    if needs[0] or needs[1]:
+        values = apply_function(_Projected, x, lin, values)
+    # Gradients stop there, though one was computed from another.
+    inputs = attention.aliased((values, kept.att_src, kept.att_dst))
+    out = _attended(graph, run.layer, *inputs, kept.seed)
+    wanted = (needs[0] or needs[1], *needs[2:4])
+    of_values, *vectors = attention.differentiate(out, inputs, grad, wanted)
+    found[2:4] = vectors
+    if of_values is not None:
+        found[0] = of_values @ lin if needs[0] else None
+        found[1] = of_values.t() @ x if needs[1] else None
+    return found
+
+
+class _Projected(torch.autograd.Function):
+    """A projection of which the value is known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor | None, lin: Tensor | None, values: Tensor
+    ) -> Tensor:
+        wants_x, wants_lin = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if wants_lin else None, lin if wants_x else None)
+        return values.view_as(values)
+
+    @staticmethod
+    @batchable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, lin = ctx.saved_tensors
+        return (
+            None if lin is None else grad @ lin,
+            None if x is None else grad.t() @ x,
+            None,
+        )

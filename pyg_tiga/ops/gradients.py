@@ -28,6 +28,17 @@ class Calls(Protocol):
         """Dot products of the two ends of every edge."""
 
 
+def dtypes_of(
+    one: Tensor, other: Tensor | None, needs: tuple[bool, ...]
+) -> tuple[Any, Any]:
+    """Dtypes of the gradients of two operands; None for one that is not wanted."""
+    wants_one, wants_other = needs
+    return (
+        one.dtype if wants_one else None,
+        other.dtype if wants_other and other is not None else None,
+    )
+
+
 def spmm(
     call: Calls,
     relation: Any,
@@ -35,20 +46,22 @@ def spmm(
     x: Tensor | None,
     weight: Tensor | None,
     normalize: str,
-    x_dtype: Any,
+    dtypes: tuple[Any, Any],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of y_i = r_i sum_e w_e c_j x_j with respect to x and w.
 
     dx_j = c_j sum_e w_e r_i dy_i over the reversed relation, and
-    dw_e = r_i c_j <dy_i, x_j>. A gradient is formed where its inputs were kept:
-    `x_dtype` for x, `x` for the weights.
+    dw_e = r_i c_j <dy_i, x_j>. Each reads the other's operand, which need not be there
+    where `dtypes` (see :func:`dtypes_of`) does not ask for it.
     """
     grad_x = grad_weight = None
+    x_dtype, weight_dtype = dtypes
     if x_dtype is not None:
-        flipped = FLIPPED[normalize]
+        flipped, weight = FLIPPED[normalize], _conjugate(weight)
         grad_x = call.spmm(relation.reverse(), grad, weight, flipped).to(x_dtype)
-    if x is not None and weight is not None:
-        grad_weight = call.sddmm(relation, grad, x, normalize).to(weight.dtype)
+    if weight_dtype is not None:
+        found = call.sddmm(relation, grad, _conjugate(x), normalize)
+        grad_weight = found.to(weight_dtype)
     return grad_x, grad_weight
 
 
@@ -56,16 +69,27 @@ def sddmm(
     call: Calls,
     relation: Any,
     grad: Tensor,  # [E]
-    a: Tensor,
-    b: Tensor,
+    a: Tensor | None,
+    b: Tensor | None,
     normalize: str,
-    needs: tuple[bool, bool],
+    dtypes: tuple[Any, Any],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of s_e = r_i c_j <a_i, b_j> with respect to a and b."""
+    """Gradients of s_e = r_i c_j <a_i, b_j> with respect to a and b.
+
+    Each reads the other; see :func:`spmm`.
+    """
     grad_a = grad_b = None
-    if needs[0]:
-        grad_a = call.spmm(relation, b, grad, normalize).to(a.dtype)
-    if needs[1]:
-        flipped = FLIPPED[normalize]
-        grad_b = call.spmm(relation.reverse(), a, grad, flipped).to(b.dtype)
+    a_dtype, b_dtype = dtypes
+    if a_dtype is not None:
+        grad_a = call.spmm(relation, _conjugate(b), grad, normalize).to(a_dtype)
+    if b_dtype is not None:
+        reverse, flipped = relation.reverse(), FLIPPED[normalize]
+        grad_b = call.spmm(reverse, _conjugate(a), grad, flipped).to(b_dtype)
     return grad_a, grad_b
+
+
+def _conjugate(operand: Tensor | None) -> Tensor | None:
+    """The conjugate, in memory: PyTorch's conventions for complex gradients."""
+    if operand is None or not operand.is_complex():
+        return operand
+    return operand.conj().resolve_conj()

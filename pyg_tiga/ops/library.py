@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_tiga import reference
 from pyg_tiga.ops import bodies, gradients
 from pyg_tiga.relation.graph import Graph
 
@@ -138,11 +139,45 @@ def _extremum_select(
     return bodies.spmm_extremum_select(graph, value, x, out, aux, ties)
 
 
+def _weighted_extremum(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    x: Tensor,
+    weight: Tensor,
+    reduce: str,
+    ties: str,
+) -> tuple[Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    return bodies.weighted_extremum(graph, x, weight, reduce, ties)
+
+
+def _weighted_extremum_backward(
+    index: Sequence[Tensor],
+    layout: str,
+    num_src: int,
+    num_dst: int,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    aux: Tensor,
+    ties: str,
+) -> tuple[Tensor, Tensor]:
+    graph = Graph.from_handle(index, layout, num_src, num_dst)
+    return reference.weighted_extremum_backward(graph, grad, x, weight, out, aux, ties)
+
+
 spmm_op = define("spmm", _spmm)
 sddmm_op = define("sddmm", _sddmm)
 extremum_op = define("spmm_extremum", _extremum)
 extremum_backward_op = define("spmm_extremum_backward", _extremum_backward)
 extremum_select_op = define("spmm_extremum_select", _extremum_select)
+weighted_extremum_op = define("weighted_extremum", _weighted_extremum)
+weighted_extremum_backward_op = define(
+    "weighted_extremum_backward", _weighted_extremum_backward
+)
 
 
 @spmm_op.register_fake
@@ -172,6 +207,17 @@ def _(index, layout, num_src, num_dst, value, x, out, aux, ties):  # type: ignor
     return value.new_empty(num_dst, value.size(1), dtype=x.dtype)
 
 
+@weighted_extremum_op.register_fake
+def _(index, layout, num_src, num_dst, x, weight, reduce, ties):  # type: ignore[no-untyped-def]
+    out = x.new_empty(num_dst, x.size(1), dtype=torch.result_type(x, weight))
+    return out, torch.empty_like(out, dtype=torch.int32)
+
+
+@weighted_extremum_backward_op.register_fake
+def _(index, layout, num_src, num_dst, grad, x, weight, out, aux, ties):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+
+
 def _keep_relation(ctx: Any, index: Sequence[Tensor], *rest: Any) -> None:
     ctx.layout, ctx.num_src, ctx.num_dst = rest
 
@@ -188,15 +234,17 @@ def _grads(index: Sequence[Tensor], *rest: Any) -> tuple[Any, ...]:
 def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     index, *relation, x, weight, ctx.normalize = inputs
     _keep_relation(ctx, index, *relation)
-    weighted = weight is not None and ctx.needs_input_grad[5]
-    ctx.x_dtype = x.dtype if ctx.needs_input_grad[4] else None
-    ctx.save_for_backward(x if weighted else None, weight, *index)
+    wants_x, wants_weight = ctx.needs_input_grad[4:6]
+    ctx.dtypes = gradients.dtypes_of(x, weight, (wants_x, wants_weight))
+    ctx.save_for_backward(
+        x if wants_weight else None, weight if wants_x else None, *index
+    )
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, weight, *index = ctx.saved_tensors
     found = gradients.spmm(
-        LIBRARY, _relation(ctx, index), grad, x, weight, ctx.normalize, ctx.x_dtype
+        LIBRARY, _relation(ctx, index), grad, x, weight, ctx.normalize, ctx.dtypes
     )
     return _grads(index, *found, None)
 
@@ -204,14 +252,15 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def _sddmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     index, *relation, a, b, ctx.normalize = inputs
     _keep_relation(ctx, index, *relation)
-    ctx.save_for_backward(a, b, *index)
+    wants_a, wants_b = needs = ctx.needs_input_grad[4:6]
+    ctx.dtypes = gradients.dtypes_of(a, b, needs)
+    ctx.save_for_backward(a if wants_b else None, b if wants_a else None, *index)
 
 
 def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     a, b, *index = ctx.saved_tensors
-    needs = ctx.needs_input_grad[4:6]
     relation = _relation(ctx, index)
-    found = gradients.sddmm(LIBRARY, relation, grad, a, b, ctx.normalize, needs)
+    found = gradients.sddmm(LIBRARY, relation, grad, a, b, ctx.normalize, ctx.dtypes)
     return _grads(index, *found, None)
 
 
@@ -233,6 +282,22 @@ def _extremum_vjp(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     relation = _relation(ctx, index)
     grad_x = LIBRARY.extremum_backward(relation, grad, x, out, aux, ctx.ties)
     return _grads(index, grad_x, None, None)
+
+
+def _weighted_extremum_setup(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
+) -> None:
+    index, *relation, x, weight, _, ctx.ties = inputs
+    _keep_relation(ctx, index, *relation)
+    ctx.save_for_backward(x, weight, *output, *index)
+
+
+def _weighted_extremum_vjp(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    x, weight, out, aux, *index = ctx.saved_tensors
+    args = _relation(ctx, index).args()
+    saved = (x, weight, out, aux)
+    found = weighted_extremum_backward_op(*args, grad, *saved, ctx.ties)
+    return _grads(index, *found, None, None)
 
 
 def _transpose_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -258,6 +323,9 @@ def _extremum_select_vjp(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 spmm_op.register_autograd(_spmm_backward, setup_context=_spmm_setup)
 sddmm_op.register_autograd(_sddmm_backward, setup_context=_sddmm_setup)
 extremum_op.register_autograd(_extremum_vjp, setup_context=_extremum_setup)
+weighted_extremum_op.register_autograd(
+    _weighted_extremum_vjp, setup_context=_weighted_extremum_setup
+)
 extremum_backward_op.register_autograd(
     _extremum_backward_vjp, setup_context=_transpose_setup
 )
@@ -283,6 +351,12 @@ class _Library:
     def extremum(relation: Handle, x: Tensor, reduce: str, ties: str) -> Tensor:
         wanted = torch.is_grad_enabled() and x.requires_grad
         return extremum_op(*relation.args(), x, reduce, ties if wanted else "none")[0]
+
+    @staticmethod
+    def weighted_extremum(
+        relation: Handle, x: Tensor, weight: Tensor, reduce: str, ties: str
+    ) -> Tensor:
+        return weighted_extremum_op(*relation.args(), x, weight, reduce, ties)[0]
 
     @staticmethod
     def extremum_backward(

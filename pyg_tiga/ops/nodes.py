@@ -2,8 +2,9 @@
 
 A layer is a `Replay` of its forward, a function that gives its gradients from Python,
 and one that finds what its backward records. Its node and its
-`torch.autograd.Function` keep the same tensors in the same order: what the forward is
-called with, and all that it gives but its first result.
+`torch.autograd.Function` keep the same tensors in the same order: of what the forward
+is called with, and of all that it gives but its first result, what wanted gradients
+read (`keeping`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from torch import Tensor
 from pyg_tiga import native
 from pyg_tiga.impls.launch import current_stream, is_current, is_watched
 from pyg_tiga.impls.replay import Recorded, Replay
+from pyg_tiga.ops.keeping import Reads
 
 Gradients = Callable[[Any, Tensor], Sequence[Tensor | None]]
+# Which of the tensors are None.
+Absent = tuple[bool, ...]
 
 
 class Kept:
@@ -25,7 +29,8 @@ class Kept:
 
     Args:
         owner: The relation, and whatever else the layer's functions look for.
-        saved: The tensors.
+        saved: The tensors, None where one is not kept. Where gradients are to be
+            differentiated again, inputs of which one is wanted have an anchor instead.
         needs: Which gradients are wanted.
         edited: Whether the result was kept and is not as it was.
     """
@@ -45,20 +50,22 @@ class Kept:
 
 def make_formula(
     forward: Replay,
-    wanted: int,
+    reads: Reads,
     gradients: Gradients,
-    find: Callable[[Any, Tensor], Recorded | None],
+    find: Callable[[Any, Tensor, Absent], Recorded | None],
     name: str,
 ) -> Any:
     """A layer as a function of a stream, an owner and tensors; see `run_as_node`.
 
     Args:
         forward: Its work.
-        wanted: How many of the tensors that it is called with may have gradients.
+        reads: For each of the first tensors that it is called with, which may have
+            gradients: what these read, as places among all that may be kept.
         gradients: Gives them for a context (`Kept`, or that of a function) and the
             gradient of the result.
-        find: Gives, after that and for the same arguments, the work that forms the
-            gradients of the result's and of all that is kept, or None.
+        find: Gives, after that and for the same arguments and which tensors are None,
+            the work that forms the gradients of the result's and of all that is kept,
+            or None.
         name: Of the node.
 
     Returns:
@@ -77,14 +84,16 @@ def make_formula(
         usual: bool,
     ) -> tuple[tuple[Tensor | None, ...], Any]:
         """Gradients for which there are no steps, and steps for the next ones."""
-        there = [True, *[value is not None for value in saved]]
+        absent = tuple([value is None for value in saved])
         kept = Kept(owner, saved, needs, edited)
         found = tuple(gradients(kept, grad))
-        work = find(kept, grad) if usual else None
-        steps = None if work is None else work.make(grad.get_device(), there)
-        return found, steps
+        work = find(kept, grad, absent) if usual else None
+        if work is None:
+            return found, None
+        there = [True, *[not gone for gone in absent]]
+        return found, work.make(grad.get_device(), there)
 
-    return module.Formula(forward.steps, wanted, otherwise, name)
+    return module.Formula(forward.steps, reads, otherwise, name)
 
 
 def run_as_node(

@@ -1,24 +1,34 @@
-"""The road of `torch.func` transforms: the reference, which composes with them."""
+"""The road of `torch.func` transforms and forward-mode differentiation.
+
+It is the reference, which composes with them.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pyg_tiga import reference
 from pyg_tiga.errors import log_fallback
 from pyg_tiga.relation.graph import Graph
 
 
-def is_active() -> bool:
-    """Whether a transform of `torch.func` is at work."""
-    return torch._C._are_functorch_transforms_active()
+def is_active(*operands: Tensor | None) -> bool:
+    """Whether a transform of `torch.func` is at work, or an operand has a tangent."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None
+        for x in operands
+    )
 
 
 def note() -> None:
     """Log once that transforms take this road."""
     log_fallback(
-        "an operation under torch.func", "fused kernels have no rule for transforms"
+        "an operation under torch.func or with tangents",
+        "fused kernels have no rule for transforms",
     )
 
 
@@ -30,7 +40,6 @@ class _Transformed:
         relation: Graph, x: Tensor, weight: Tensor | None, normalize: str
     ) -> Tensor:
         note()
-        x = x if weight is None else x.to(torch.result_type(x, weight))
         return reference.spmm(relation, x, weight, normalize)
 
     @staticmethod
@@ -42,6 +51,13 @@ class _Transformed:
     def extremum(relation: Graph, x: Tensor, reduce: str, ties: str) -> Tensor:
         note()
         return reference.spmm_extremum(relation, x, reduce, ties=ties)[0]
+
+    @staticmethod
+    def weighted_extremum(
+        relation: Graph, x: Tensor, weight: Tensor, reduce: str, ties: str
+    ) -> Tensor:
+        note()
+        return reference.spmm_extremum(relation, x, reduce, weight, ties)[0]
 
 
 TRANSFORMED = _Transformed()

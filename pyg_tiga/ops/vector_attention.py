@@ -64,20 +64,25 @@ class _VectorAttention(torch.autograd.Function):
     ) -> Tensor:
         inputs = Inputs(value, row, col, param, term, loop_term)
         state = _forward(call, inputs)
-        ctx.call = call
-        ctx.save_for_backward(*inputs, *state[:3])
+        ctx.call, ctx.value_like = call, attention.like(value)
+        # The gradient of values that are no vectors of scores reads weights alone.
+        if col is None or any(ctx.needs_input_grad[1:6]):
+            ctx.save_for_backward(*inputs, *state[:3])
+        else:
+            ctx.save_for_backward(None, *inputs[1:], None, *state[1:3])
         return state.out
 
     @staticmethod
     @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         call, needs = ctx.call, ctx.needs_input_grad
-        *inputs, out, m, total = ctx.saved_tensors
-        inputs = Inputs(*inputs)
+        value, *inputs, out, m, total = ctx.saved_tensors
+        inputs = Inputs(attention.present(value, ctx.value_like), *inputs)
         if torch.is_grad_enabled():
             inputs = Inputs(*attention.aliased(inputs))
             again = by_reference(call, inputs)
             return (*attention.differentiate(again, inputs, grad, needs), None)
+        out = attention.present(out, attention.like(grad))
         state = State(out, m, total, None, None)
         wanted = Wanted(needs[4], needs[5], call.objective != "memory")
         return (*gradients(call, inputs, grad, state, wanted), None)

@@ -269,8 +269,9 @@ def _weights_setup(
 
 
 def _weights_vjp(ctx: Any, grad: Tensor, grad_loops: Tensor) -> tuple[Any, ...]:
-    index = list(ctx.saved_tensors[: ctx.num_index])
-    tensors = ctx.saved_tensors[ctx.num_index :]
+    # Read once: a checkpoint forms them again for it.
+    saved = ctx.saved_tensors
+    index, tensors = list(saved[: ctx.num_index]), saved[ctx.num_index :]
     found = weights_backward_op(
         index, *ctx.relation, grad, grad_loops, *tensors, *ctx.numbers
     )

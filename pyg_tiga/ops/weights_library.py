@@ -184,8 +184,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _vjp(ctx: Any, grad: Tensor, grad_loops: Tensor) -> tuple[Any, ...]:
-    index = list(ctx.saved_tensors[: ctx.num_index])
-    tensors = ctx.saved_tensors[ctx.num_index :]
+    # Read once: a checkpoint forms them again for it.
+    saved = ctx.saved_tensors
+    index, tensors = list(saved[: ctx.num_index]), saved[ctx.num_index :]
     found = backward_op(index, *ctx.relation, grad, grad_loops, *tensors, *ctx.numbers)
     found = [
         None if x is None else value for x, value in zip(tensors, found, strict=False)

@@ -26,7 +26,11 @@ class Affine:
         self.asked: list[tuple[list[bool], bool, bool]] = []
         self.fails: Exception | None = None
         forward = record(compiled.Steps(3), self.forward, 0, [True] * 3)
-        self.formula = compiled.Formula(forward, 3, self.otherwise, "AffineBackward")
+        # Gradients read each of the operands and the result.
+        reads = [range(4)] * 3
+        self.formula = compiled.Formula(
+            forward, reads, self.otherwise, "AffineBackward"
+        )
 
     def forward(self, stream: Any, x: Any, w: Any, b: Any) -> tuple[Any, ...]:
         out = linear(x, w, b)
@@ -193,6 +197,79 @@ def test_checkpoints(affine: Affine, operands: Any, use_reentrant: bool) -> None
         same([value.grad for value in operands], expected)
         for value in operands:
             value.grad = None
+
+
+class Lean:
+    """y = x W^T + b, of which gradients of x read W, those of W the result."""
+
+    def __init__(self, compiled: Any) -> None:
+        self.kept: list[list[bool]] = []
+        forward = record(compiled.Steps(3), self.forward, 0, [True] * 3)
+        reads = ((1,), (3,), ())
+        self.formula = compiled.Formula(forward, reads, self.otherwise, "LeanBackward")
+
+    def forward(self, stream: Any, x: Any, w: Any, b: Any) -> tuple[Any, ...]:
+        out = linear(x, w, b)
+        return out, out
+
+    def otherwise(
+        self,
+        owner: Any,
+        saved: list[Any],
+        grad: Tensor,
+        needs: list[bool],
+        edited: bool,
+        usual: bool,
+    ) -> tuple[tuple[Any, ...], Any]:
+        self.kept.append([value is not None for value in saved])
+        x, w, _, _ = saved
+        grad_x = grad.mm(w) if needs[0] else None
+        # What stands for inputs has their gradients, and zeros.
+        grad_w = None
+        if needs[1] and torch.is_grad_enabled():
+            assert x is None or not x.any()
+            grad_w = grad.t().mm(x)
+        return (grad_x, grad_w, grad.sum(0) if needs[2] else None), None
+
+
+@pytest.fixture
+def lean(compiled: Any) -> Lean:
+    return Lean(compiled)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kept"),
+    [
+        ((True, False, False), [False, True, False, False]),
+        ((False, True, True), [False, False, False, True]),
+        ((False, False, True), [False] * 4),
+    ],
+)
+def test_what_no_wanted_gradient_reads_is_not_kept(
+    lean: Lean, operands: Any, wanted: Any, kept: list[bool]
+) -> None:
+    for value, want in zip(operands, wanted, strict=True):
+        value.requires_grad_(want)
+    out = lean.formula(0, lean, *operands)
+    with torch.no_grad():
+        for value, is_kept in zip(operands, kept, strict=False):
+            if not is_kept:
+                value.zero_()
+    out.sum().backward()
+    assert lean.kept == [kept]
+
+
+def test_an_input_that_is_not_kept_has_second_gradients(
+    lean: Lean, operands: Any
+) -> None:
+    x, w, _ = operands
+    for x_ in (x, x * 1.0):
+        out = lean.formula(0, lean, x_, *operands[1:])
+        grad = torch.randn_like(out)
+        (grad_w,) = torch.autograd.grad(out, w, grad, create_graph=True)
+        (found,) = torch.autograd.grad(grad_w.sum(), x)
+        torch.testing.assert_close(found, grad.sum(1, True).expand_as(x))
+    assert lean.kept == [[True] * 4] * 2
 
 
 def test_hooks_on_the_node(affine: Affine, operands: Any) -> None:

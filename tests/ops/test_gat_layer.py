@@ -222,12 +222,34 @@ def test_what_is_returned_is_what_is_kept(device: torch.device) -> None:
     assert witness.untyped_storage().nbytes() == 0
 
 
-def test_second_derivatives(device: torch.device) -> None:
+@pytest.mark.parametrize("place", ["projection", "features"])
+def test_what_no_gradient_reads_may_be_edited(
+    place: str, device: torch.device, calls: list[bool]
+) -> None:
+    ours, _, edges, x = _layers("unsorted", 2, 16, device)
+    hidden = x.clone()
+    if place == "features":
+        ours.lin.weight.requires_grad_(False)
+        hidden.requires_grad_()
+    wanted = [p for p in ours.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(ours(hidden, edges).sum(), wanted)
+    out = ours(hidden, edges)
+    with torch.no_grad():
+        (ours.lin.weight if place == "projection" else hidden).zero_()
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), wanted), expected)
+    assert calls == [True, True]
+
+
+@pytest.mark.parametrize("frozen", ["", "x", "lin.weight", "att_src", "x lin.weight"])
+def test_second_derivatives(frozen: str, device: torch.device) -> None:
     ours, theirs, edges, x = _layers(channels=16, device=device)
     found = []
     for layer, dtype in ((ours, torch.float32), (theirs.double(), torch.float64)):
-        leaf = x.detach().to(dtype).requires_grad_()
+        leaf = x.detach().to(dtype).requires_grad_("x" not in frozen.split())
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(name not in frozen.split())
         leaves = [leaf, *layer.parameters()]
+        leaves = [value for value in leaves if value.requires_grad]
         out = layer(leaf, edges).square().sum()
         grads = torch.autograd.grad(out, leaves, create_graph=True)
         total = sum(grad.square().sum() for grad in grads)

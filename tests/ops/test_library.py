@@ -38,6 +38,11 @@ def _op_arguments(case: Case, layout: str) -> dict[Any, tuple[Any, ...]]:
     saved = (case.x, out, aux, "split")
     arguments[library.extremum_backward_op] = (*relation, grad, *saved)
     arguments[library.extremum_select_op] = (*relation, x, *saved)
+    arguments[library.weighted_extremum_op] = (*relation, x, weight, "max", "split")
+    given = (case.x, case.weight)
+    out, aux = library.weighted_extremum_op(*relation, *given, "max", "split")
+    given = (case.grad, *given, out, aux, "split")
+    arguments[library.weighted_extremum_backward_op] = (*relation, *given)
     return arguments
 
 
@@ -47,6 +52,8 @@ OPS = (
     "extremum_op",
     "extremum_backward_op",
     "extremum_select_op",
+    "weighted_extremum_op",
+    "weighted_extremum_backward_op",
 )
 
 
@@ -127,6 +134,38 @@ def test_eager_and_compiled_roads_are_equal(
         results.append((value.detach(), *torch.autograd.grad(value, wanted)))
     for eager, other in zip(*results, strict=True):
         assert torch.equal(eager, other)
+
+
+@pytest.mark.parametrize("ties", ["split", "first"])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_weighted_extrema_are_compiled_whole(reduce: str, ties: str) -> None:
+    case = make_case(row("unsorted"))
+    # Whole numbers: there are ties.
+    given = (case.x.round(), (4 * case.weight).round())
+
+    def call(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.spmm(case.edge_index, x, weight, reduce, ties=ties)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found = []
+    for run in (call, compiled):
+        leaves = [value.clone().requires_grad_() for value in given]
+        out = run(*leaves)
+        found.append([out, *torch.autograd.grad(out, leaves, case.grad)])
+    for eager, other in zip(*found, strict=True):
+        torch.testing.assert_close(eager, other)
+
+
+def test_weighted_extrema_are_exported() -> None:
+    case = make_case(row("unsorted"))
+
+    class Model(torch.nn.Module):
+        def forward(self, edges: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+            return functional.spmm(edges, x, weight, "max")
+
+    given = (case.edge_index, case.x, case.weight)
+    program = torch.export.export(Model(), given).module()
+    torch.testing.assert_close(program(*given), Model()(*given))
 
 
 @pytest.mark.parametrize("problem", ROWS, ids=str)

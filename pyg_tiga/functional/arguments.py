@@ -1,0 +1,70 @@
+"""Rules that hold for operands of every public function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_dense(name: str, value: Any) -> None:
+    """Raise unless an argument is a dense tensor of at least one dimension.
+
+    Raises:
+        TypeError: It is no tensor, or one of another layout.
+        ValueError: It has no dimension.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"'{name}' must be a dense tensor (got {type(value).__name__})")
+    if value.layout != torch.strided:
+        raise TypeError(
+            f"'{name}' must be a dense tensor (got layout '{value.layout}'). Call "
+            f"'{name}.to_dense()'"
+        )
+    if value.dim() == 0:
+        raise ValueError(f"'{name}' must have at least one dimension (got none)")
+
+
+def check_device(name: str, value: Tensor, device: torch.device, of: str) -> None:
+    """Raise unless an argument is on the device of something else.
+
+    Raises:
+        ValueError: It is on another.
+    """
+    if value.device != device:
+        raise ValueError(
+            f"'{name}' and {of} must be on one device (got {value.device} and {device})"
+        )
+
+
+def check_vectors(**given: Any) -> None:
+    """Raise unless arguments are floating point tensors ``[nodes, heads, channels]``.
+
+    Raises:
+        TypeError: One is no dense tensor.
+        ValueError: A shape or dtype does not fit.
+    """
+    for name, x in given.items():
+        check_dense(name, x)
+        if x.dim() != 3 or not x.is_floating_point():
+            raise ValueError(
+                f"'{name}' must be a floating point tensor [nodes, heads, channels] "
+                f"(got {x.dtype} of shape {list(x.shape)})"
+            )
+
+
+def check_scores(**given: Any) -> None:
+    """Raise unless arguments are floating point tensors ``[nodes, heads]``.
+
+    Raises:
+        TypeError: One is no dense tensor.
+        ValueError: A shape or dtype does not fit.
+    """
+    for name, x in given.items():
+        check_dense(name, x)
+        if x.dim() != 2 or not x.is_floating_point():
+            raise ValueError(
+                f"'{name}' must be a floating point tensor with shape [nodes, heads] "
+                f"(got {x.dtype} of shape {list(x.shape)})"
+            )
