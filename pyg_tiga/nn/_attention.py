@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 import torch
@@ -25,19 +26,46 @@ def feature_reasons(edge_attr: Any) -> list[str]:
 
 def row_reasons(x_dst: Tensor | None, counts: tuple[int, int]) -> list[str]:
     """Reasons for the parent's path that lie in the rows of the destinations."""
-    if x_dst is None or x_dst.size(0) == counts[1]:
+    if x_dst is None or x_dst.size(-2) == counts[1]:
         return []
-    return [f"x[1] has {x_dst.size(0)} rows where the output has {counts[1]}"]
+    return [f"x[1] has {x_dst.size(-2)} rows where the output has {counts[1]}"]
 
 
 def check_dropout(layer: Any) -> None:
     """Hold the probability to what PyTorch takes, in evaluation as well.
 
     Raises:
-        ValueError: It is something else.
+        TypeError: It is no number.
+        ValueError: It is another.
     """
+    check_number("dropout", layer.dropout)
     if not 0.0 <= layer.dropout <= 1.0:
         raise ValueError(f"'dropout' must be in [0, 1] (got {layer.dropout})")
+
+
+def check_number(name: str, value: Any) -> None:
+    """Hold an option to what PyTorch takes for a number.
+
+    That is a tensor of one number, too, but none that wants a gradient: it would not
+    get one.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if type(value) is float or isinstance(value, Real):
+        return
+    if not isinstance(value, Tensor) or value.dim() > 0:
+        raise TypeError(f"'{name}' must be a number (got {type(value).__name__})")
+    if value.requires_grad:
+        raise TypeError(
+            f"'{name}' must be a number, which is not trained (got a "
+            f"{type(value).__name__} that requires a gradient)"
+        )
+
+
+def head_shape(layer: Any) -> tuple[int, int]:
+    """Heads and channels; PyG takes ``True`` for one, and views of a tuple do not."""
+    return int(layer.heads), int(layer.out_channels)
 
 
 def dropout_options(layer: Any, device: torch.device) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch_geometric.nn import MessagePassing, aggr
 from pyg_tiga._settings import settings
 from pyg_tiga.errors import UnsupportedError, log_fallback
 from pyg_tiga.functional import last_plan
-from pyg_tiga.nn._linear import is_plain, is_untouched
+from pyg_tiga.nn._linear import is_plain, is_untouched, module_of
 
 if TYPE_CHECKING:
     from pyg_tiga.planner import Plan
@@ -204,7 +204,7 @@ class DropIn(MessagePassing):
         return not (
             aggr not in cls._fused_aggregations
             or not is_untouched(
-                state["_modules"]["aggr_module"], FUSED_AGGREGATIONS[aggr]
+                state["_modules"].get("aggr_module"), FUSED_AGGREGATIONS[aggr]
             )
             or _has_any_global_hook()
             or state["_decomposed_layers"] != 1
@@ -253,7 +253,7 @@ class DropIn(MessagePassing):
         stock = FUSED_AGGREGATIONS.get(name) if isinstance(name, str) else None
         if stock is None or name not in self._fused_aggregations:
             reasons.append(f"aggr={name!r} has no fused form")
-        elif not is_plain(self._modules["aggr_module"], stock):
+        elif not is_plain(module_of(self, "aggr_module"), stock):
             reasons.append(f"'aggr_module' is not the plain {stock.__name__}")
         if self._decomposed_layers != 1:
             reasons.append(f"decomposed_layers={self._decomposed_layers}")

@@ -12,12 +12,14 @@ from torch_geometric.utils.sparse import set_sparse_value
 from pyg_tiga.nn._inputs import (
     check_device,
     check_dtype,
+    check_edges,
     for_functional,
     for_parent,
     is_edge_list,
     is_sparse_tensor,
     num_edges,
 )
+from pyg_tiga.nn._linear import module_of
 from pyg_tiga.relation.graph import Graph
 from pyg_tiga.relation.memo import relation_of_adj
 
@@ -36,10 +38,11 @@ def check_edge_attr(
     Raises:
         ValueError: They do not fit, or ``fill_value`` does not fit them.
     """
-    lin = layer._modules.get("lin_edge")
+    lin = module_of(layer, "lin_edge")
     # PyG has no features of self-loops in a SparseTensor, and does not look at others.
     loops = layer.add_self_loops and not is_sparse_tensor(edge_index)
-    if lin is not None:
+    is_read = not is_unread(edge_index, min(counts) if layer.add_self_loops else 0)
+    if lin is not None and is_read:
         dtype = None
         if loops and layer.fill_value == "mean" and _is_integral(edge_attr):
             # Means are floating-point numbers, and promote the rest.
@@ -68,6 +71,24 @@ def _check_fill(fill: Tensor, edge_attr: Tensor, num_loops: int) -> None:
             f"'fill_value' must expand to the features of all self-loops, {wanted} "
             f"(got {list(fill.shape)})"
         )
+
+
+def feature_row_reasons(layer: Any, edge_attr: Any, edge_index: Any) -> list[str]:
+    """Reasons for the parent's path that lie in the number of edge features.
+
+    Where it adds none for self-loops, PyG adds those of one edge to all.
+    """
+    if (
+        layer.add_self_loops
+        or not isinstance(edge_attr, Tensor)
+        or edge_attr.dim() not in (1, 2)
+        or edge_attr.size(0) != 1
+    ):
+        return []
+    check_edges(edge_index)
+    if num_edges(edge_index) in (0, 1):
+        return []
+    return ["'edge_attr' has one row for all edges"]
 
 
 def check_edge_features(
@@ -122,7 +143,7 @@ def _require_edge_tensor(edge_attr: Any) -> None:
         )
 
 
-def is_unread(edge_attr: Tensor, num_loops: int) -> bool:
+def is_unread(edge_index: Any, num_loops: int) -> bool:
     """Whether there are no scores for edge features to be part of.
 
     PyG then does not look at them, and their map gets no gradient, not even zeros. A
@@ -130,7 +151,7 @@ def is_unread(edge_attr: Tensor, num_loops: int) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return edge_attr.size(0) == 0 and num_loops == 0
+    return num_loops == 0 and num_edges(edge_index) == 0
 
 
 def relation_for(edge_index: Any, self_loops: bool) -> Any:

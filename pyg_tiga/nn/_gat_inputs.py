@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyg_tiga.functional.attention import Weights
 from pyg_tiga.functional.relations import is_traced
+from pyg_tiga.nn._attention import check_number
 from pyg_tiga.nn._inputs import (
     check_device,
     check_edges,
@@ -25,13 +26,17 @@ from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
 
+_NUMBERS = (float, int)
 
-def check_options(heads: Any, dropout: Any) -> None:
+
+def check_options(heads: Any, dropout: Any, negative_slope: Any = 0.0) -> None:
     """Hold options of a new layer to numbers that it can run with.
 
     Raises:
         ValueError: They are something else.
+        TypeError: ``negative_slope`` is no number.
     """
+    check_number("negative_slope", negative_slope)
     if not isinstance(heads, Integral) or heads < 1:
         raise ValueError(f"'heads' must be a positive integer (got {heads!r})")
     if not isinstance(dropout, (Real, Tensor)):
@@ -105,6 +110,7 @@ def plain_weights(layer: Any, x: Tensor) -> Weights | None:
     if (
         torch._C._is_any_autocast_enabled()
         or is_traced(x)
+        or x.layout is not torch.strided
         or not is_plain(layer._modules.get("lin"))
     ):
         return None
@@ -120,7 +126,12 @@ def usual_call(layer: Any, x: Any, edge_index: Any) -> tuple[Graph, Weights] | N
     eager calls.
     """
     # Whether a tracer listens comes before anything that it would record.
-    if not (0.0 <= layer.dropout <= 1.0 and layer._is_usual()):
+    if not (
+        type(layer.dropout) in _NUMBERS
+        and type(layer.negative_slope) in _NUMBERS
+        and 0.0 <= layer.dropout <= 1.0
+        and layer._is_usual()
+    ):
         return None
     shape = usual_shape(x)
     lin = layer._modules.get("lin")

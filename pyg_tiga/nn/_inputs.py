@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def usual_shape(x: Any) -> torch.Size | None:
     """
     if (
         type(x) not in _PLAIN_TENSORS
+        or x.layout is not torch.strided
         or x.is_meta
         or is_in_torch_dispatch_mode()
         or _is_any_autocast_enabled()
@@ -104,13 +106,23 @@ def for_functional(edge_index: Any) -> Any:
     """The edges as PyG's SAGE and GIN read them.
 
     They ignore the values of a ``SparseTensor``, and only of these, and merge entries
-    of a COO tensor that occur twice.
+    of a COO tensor that occur twice. Of a graph it is what the call works on.
     """
+    if isinstance(edge_index, Graph):
+        return edge_index.current()
     if is_sparse_tensor(edge_index):
         return edge_index.set_value(None, layout=None)
     if isinstance(edge_index, Tensor) and edge_index.layout is torch.sparse_coo:
         return edge_index.coalesce()
     return edge_index
+
+
+def flow_for(edges: Any, flow: str) -> str:
+    """What functions take as the flow of edges that a layer has checked.
+
+    A graph knows its direction, also where the layer made it of an edge list.
+    """
+    return _SOURCE_TO_TARGET if isinstance(edges, Graph) else flow
 
 
 def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
@@ -129,7 +141,9 @@ def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
     rows = edge_index.rows()
     value = edge_index.value
     value = value if rows.perm is None else value.index_select(0, rows.perm)
-    matrix = torch.sparse_csr_tensor(rows.ptr, rows.index, value, size[::-1])
+    matrix = torch.sparse_csr_tensor(
+        rows.ptr, rows.index, value, size[::-1], device=value.device
+    )
     return matrix, None
 
 
@@ -161,14 +175,26 @@ def check_edges(edge_index: Any) -> None:
         )
 
 
-def check_size(size: Any) -> None:
-    """Hold ``size`` to two numbers of nodes, either of which may be ``None``.
+def reads_size(edge_index: Any) -> bool:
+    """Whether PyG reads ``size`` with these edges; others say it themselves."""
+    return isinstance(edge_index, Graph) or (
+        is_edge_list(edge_index) and not isinstance(edge_index, EdgeIndex)
+    )
+
+
+def size_of(size: Any) -> tuple[int | None, int | None] | None:
+    """``size`` as two numbers of nodes, either of which may be ``None``.
+
+    PyG reads a tensor like a tuple.
 
     Raises:
         ValueError: It is something else.
     """
     if size is None:
-        return
+        return None
+    given = size
+    if isinstance(size, Tensor) and size.dim() == 1:
+        size = size.tolist()
     if (
         not isinstance(size, (tuple, list))
         or len(size) != 2
@@ -176,8 +202,9 @@ def check_size(size: Any) -> None:
     ):
         raise ValueError(
             f"'size' must be a pair of node counts, each an integer not below 0 or "
-            f"None (got {size!r})"
+            f"None (got {given!r})"
         )
+    return tuple(size)
 
 
 def _is_count(value: Any) -> bool:
@@ -197,18 +224,26 @@ def node_counts(
     x_dst: Tensor | None,  # [..., N_dst, F]
     size: tuple[int | None, int | None] | None,
     flow: str,
+    num_loops: int | None = None,
 ) -> tuple[int, int]:
     """Find (N_src, N_dst) as PyG's propagate would, or say what does not fit.
 
-    Edges and ``size`` have passed :func:`check_edges` and :func:`check_size`.
+    Edges and ``size`` have passed :func:`check_edges` and :func:`size_of`.
     ``size`` and the pair (x_src, x_dst) follow the rows of ``edge_index``, whatever the
     flow; with ``flow="target_to_source"`` PyG still gathers from the first of the pair.
+    ``num_loops`` is the number of self-loops, if PyG would add some before.
 
     Raises:
         ValueError: Sizes that differ, or a matrix with the other flow.
     """
+    if isinstance(edge_index, EdgeIndex):
+        size, rule = edge_index.sparse_size(), "'sparse_size' of 'edge_index'"
+        if num_loops is not None:
+            # PyG joins the sizes of both parts, whatever the edges.
+            size = [None if n is None else max(n, num_loops) for n in size]
+        return _edge_list_counts(rule, x_src, x_dst, size, flow)
     if is_edge_list(edge_index):
-        return _edge_list_counts(edge_index, x_src, x_dst, size, flow)
+        return _edge_list_counts("'size'", x_src, x_dst, size, flow)
     if isinstance(edge_index, Graph):
         num_src, num_dst = edge_index.num_src, edge_index.num_dst
     else:
@@ -226,18 +261,13 @@ def node_counts(
 
 
 def _edge_list_counts(
-    edge_index: Tensor,
+    rule: str,
     x_src: Tensor,
     x_dst: Tensor | None,
-    size: tuple[int | None, int | None] | None,
+    size: Sequence[int | None] | None,
     flow: str,
 ) -> tuple[int, int]:
-    if isinstance(edge_index, EdgeIndex):
-        rule = "'sparse_size' of 'edge_index'"
-        first, second = edge_index.sparse_size()
-    else:
-        rule = "'size'"
-        first, second = (None, None) if size is None else size
+    first, second = (None, None) if size is None else size
     num_src = x_src.size(-2)
     if first is not None:
         check_count("x", x_src, first, rule)

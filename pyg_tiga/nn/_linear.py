@@ -17,6 +17,17 @@ __all__: list[str] = []
 _REGROUPING = 16
 
 
+def module_of(layer: Any, name: str) -> Any:
+    """A submodule, or what stands in its place.
+
+    Raises:
+        AttributeError: It was deleted.
+    """
+    # The dictionary first: modules look up attributes by a slow road.
+    found = layer._modules.get(name)
+    return getattr(layer, name) if found is None else found
+
+
 def is_plain(
     module: torch.nn.Module | None, cls: type[torch.nn.Module] = Linear
 ) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyg_tiga.functional.aggregation import Maps
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._inputs import is_edge_list, usual_graph, usual_shape
-from pyg_tiga.nn._linear import has_bias, is_plain, is_untouched
+from pyg_tiga.nn._linear import has_bias, is_plain, is_untouched, module_of
 from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
@@ -29,11 +29,12 @@ def plain_maps(
         or _has_values(edges)
     ):
         return None
-    modules = layer._modules
-    lin_l, right = modules["lin_l"], None
+    lin_l, right = module_of(layer, "lin_l"), None
     if layer.root_weight and x_dst is not None:
-        lin_r = modules["lin_r"]
+        lin_r = module_of(layer, "lin_r")
         if x_dst.dim() != 2 or x_dst.dtype != x_src.dtype:
+            return None
+        if x_dst.layout is not torch.strided:
             return None
         if not is_plain(lin_r) or has_bias(lin_r):
             return None

@@ -14,6 +14,7 @@ from pyg_tiga.nn._inputs import (
     is_sparse_tensor,
     node_counts,
 )
+from pyg_tiga.nn._linear import module_of
 from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
@@ -23,7 +24,7 @@ def width_reasons(layer: Any) -> list[str]:
     """Reasons for the parent's path that lie in the widths of the linear maps."""
     wanted = layer.heads * layer.out_channels
     names = ("lin_key", "lin_query", "lin_value")
-    if all(_width_of(layer._modules[name]) in (None, wanted) for name in names):
+    if all(_width_of(module_of(layer, name)) in (None, wanted) for name in names):
         return []
     return ["'heads' or 'out_channels' changed after construction"]
 

@@ -14,7 +14,9 @@ from pyg_tiga.functional.attention import Weights, gat_layer
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._attention import (
     check_dropout,
+    check_number,
     dropout_options,
+    head_shape,
     join_heads,
     row_reasons,
 )
@@ -22,6 +24,7 @@ from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
 from pyg_tiga.nn._gat_edges import (
     check_edge_attr,
+    feature_row_reasons,
     is_unread,
     relation_for,
     run_parent,
@@ -37,11 +40,15 @@ from pyg_tiga.nn._gat_inputs import (
 )
 from pyg_tiga.nn._inputs import (
     check_edges,
-    check_size,
+    flow_for,
     is_matrix,
+    is_sparse_tensor,
     node_counts,
     pair_of,
+    reads_size,
+    size_of,
 )
+from pyg_tiga.nn._linear import module_of
 from pyg_tiga.relation.graph import Graph
 
 __all__ = ["GATConv"]
@@ -129,7 +136,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         residual: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_options(heads, dropout)
+        check_options(heads, dropout, negative_slope)
         super().__init__(
             in_channels,
             out_channels,
@@ -171,6 +178,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
 
         Raises:
             ValueError: Shapes, dtypes, devices or indices that do not fit.
+            TypeError: An option is no number.
             UnsupportedError: The parent's path is needed, and ``PYG_TIGA_STRICT`` set.
         """
         if (
@@ -184,15 +192,17 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
                 return self._run_usual(x, *call)
         reasons = self._reasons(edge_index, edge_attr, return_attention_weights)
         if not reasons:
-            pair = pair_of(x)
-            counts = self._check(pair, edge_index, edge_attr, size)
-            reasons = self._size_reasons(pair, counts, size)
+            pair, sizes = pair_of(x), self._sizes(edge_index, size)
+            counts = self._check(pair, edge_index, edge_attr, sizes)
+            reasons = self._size_reasons(pair, counts, sizes)
         if reasons:
             if not torch.compiler.is_compiling():
                 self._note_parent(reasons)
             args = (edge_attr, size, return_attention_weights)
             return run_parent(super().forward, self, x, edge_index, *args)
-        used_attr = None if self._modules.get("lin_edge") is None else edge_attr
+        used_attr = edge_attr
+        if edge_attr is not None and module_of(self, "lin_edge") is None:
+            used_attr = None
         out, weights = self._attend(
             pair, edge_index, used_attr, counts, return_attention_weights
         )
@@ -217,40 +227,56 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         shape = (self.att_src if att is None else att).shape
         if shape != (1, self.heads, self.out_channels):
             reasons.append("'heads' or 'out_channels' changed after construction")
-        lin = self._modules.get("lin_edge")
-        if edge_attr is not None and lin is not None:
+        lin = None if edge_attr is None else module_of(self, "lin_edge")
+        if lin is not None:
             if not can_fold(lin):
                 reasons.append("'lin_edge' is not the plain Linear")
             if isinstance(edge_attr, Tensor) and edge_attr.dim() > 2:
                 reasons += wide_reasons(self, edge_attr, edge_index)
+            reasons += feature_row_reasons(self, edge_attr, edge_index)
         if is_matrix(edge_index):
             if is_traced(edge_index):
                 reasons.append("a sparse matrix under a tracer")
             reasons += matrix_reasons(self, edge_index, edge_attr, weights)
         return reasons
 
+    def _sizes(
+        self, edge_index: Adj, size: Any
+    ) -> tuple[int | None, int | None] | None:
+        """The numbers of nodes in ``size``, as far as PyG reads them."""
+        check_edges(edge_index)
+        if not reads_size(edge_index) and (
+            not self.add_self_loops or is_sparse_tensor(edge_index)
+        ):
+            return None
+        sizes = size_of(size)
+        if sizes is not None and self.add_self_loops and None in sizes:
+            raise ValueError(
+                f"'size' must hold both numbers where self-loops are added (got {size})"
+            )
+        return sizes
+
     def _check(
         self,
         x: tuple[Tensor, Tensor | None],
         edge_index: Adj,
         edge_attr: Any,
-        size: Size,
+        size: tuple[int | None, int | None] | None,
     ) -> tuple[int, int]:
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
-        check_edges(edge_index)
-        check_size(size)
         x_src, x_dst = x
         lin_src, lin_dst = self._projections()
         check_nodes("x", x_src, lin_src, edge_index)
         if x_dst is not None and not (x_dst is x_src and lin_dst is lin_src):
             name = "x" if x_dst is x_src else "x[1]"
             check_nodes(name, x_dst, lin_dst, edge_index)
-        if size is not None and self.add_self_loops and None in size:
-            raise ValueError(
-                f"'size' must hold both numbers where self-loops are added (got {size})"
-            )
         check_dropout(self)
-        counts = node_counts(edge_index, x_src, x_dst, size, self.flow)
+        check_number("negative_slope", self.negative_slope)
+        loops = None
+        if self.add_self_loops:
+            nodes = [part.size(0) for part in x if part is not None]
+            loops = min(nodes if size is None else size)
+        counts = node_counts(edge_index, x_src, x_dst, size, self.flow, loops)
         if edge_attr is not None:
             check_edge_attr(self, edge_attr, edge_index, counts)
         return counts
@@ -259,7 +285,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         self,
         x: tuple[Tensor, Tensor | None],
         counts: tuple[int, int],
-        size: Size,
+        size: tuple[int | None, int | None] | None,
     ) -> list[str]:
         """Reasons that lie in sizes which the operation does not take."""
         reasons = row_reasons(x[1], counts)
@@ -269,14 +295,15 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             and self.add_self_loops
             and min(size) != min(counts)
         ):
-            return [f"size={tuple(size)} is not that of the nodes, {counts}"]
+            return [f"size={size} is not that of the nodes, {counts}"]
         return reasons
 
     def _projections(self) -> tuple[torch.nn.Module, torch.nn.Module]:
         """The maps of sources and destinations."""
-        modules = self._modules
-        lin = modules.get("lin")
-        return (modules["lin_src"], modules["lin_dst"]) if lin is None else (lin, lin)
+        lin = module_of(self, "lin")
+        if lin is not None:
+            return lin, lin
+        return module_of(self, "lin_src"), module_of(self, "lin_dst")
 
     def _attend(
         self,
@@ -298,7 +325,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
                 out = gat_layer(relation, x[0], parameters, **options)
                 if out is not None:
                     return out, None
-        res = self._modules.get("res")
+        res = module_of(self, "res")
         root = None if res is None or x[1] is None else res(x[1])
         x_src, x_dst = self._project(*x)
         if options is None:
@@ -308,7 +335,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             out, weights = self._attend_openly(relation, x_src, x_dst, counts, options)
             weights = with_weights(self, edge_index, relation, *weights)
         else:
-            shape = (self.heads, self.out_channels)
+            shape = head_shape(self)
             att_dst = None if x_dst is None else self.att_dst.view(shape)
             out = functional.gat_attention(
                 relation, x_src, x_dst, self.att_src.view(shape), att_dst, **options
@@ -320,7 +347,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
     ) -> tuple[Tensor, Tensor | None]:
         """Values ``[N, H, C]`` of sources and destinations."""
         lin_src, lin_dst = self._projections()
-        heads, channels = self.heads, self.out_channels
+        heads, channels = head_shape(self)
         out_src = lin_src(x_src).view(-1, heads, channels)
         if x_dst is None:
             return out_src, None
@@ -340,10 +367,10 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
             "negative_slope": self.negative_slope,
             "self_loops": bool(self.add_self_loops),
             "size": counts,
-            "flow": self.flow,
+            "flow": flow_for(edge_index, self.flow),
         }
         num_loops = min(counts) if self.add_self_loops else 0
-        if edge_attr is not None and not is_unread(edge_attr, num_loops):
+        if edge_attr is not None and not is_unread(edge_index, num_loops):
             loop_attr = None
             if self.add_self_loops:
                 fill = self.fill_value
@@ -352,7 +379,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
                 dtype = torch.promote_types(edge_attr.dtype, loop_attr.dtype)
                 edge_attr = edge_attr.to(dtype)
             options["edge_term"], options["loop_term"] = edge_terms(
-                edge_attr, loop_attr, self._modules["lin_edge"], self.att_edge
+                edge_attr, loop_attr, module_of(self, "lin_edge"), self.att_edge
             )
         return options | dropout_options(self, device)
 
@@ -367,7 +394,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         """The output with the weights that led to it, from the same scores."""
         alpha_src = (x_src * self.att_src).sum(-1)  # [N_src, H]
         if x_dst is None:
-            alpha_dst = alpha_src.new_zeros(counts[1], self.heads)
+            alpha_dst = alpha_src.new_zeros(counts[1], head_shape(self)[0])
         else:
             alpha_dst = (x_dst * self.att_dst).sum(-1)  # [N_dst, H]
         scores = (alpha_src, alpha_dst)

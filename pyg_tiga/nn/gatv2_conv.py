@@ -13,8 +13,10 @@ from pyg_tiga import functional
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._attention import (
     check_dropout,
+    check_number,
     dropout_options,
     feature_reasons,
+    head_shape,
     join_heads,
     row_reasons,
 )
@@ -27,7 +29,7 @@ from pyg_tiga.nn._gat_edges import (
 )
 from pyg_tiga.nn._gat_inputs import check_nodes, check_options, matrix_reasons
 from pyg_tiga.nn._inputs import check_edges, is_matrix, node_counts, pair_of
-from pyg_tiga.nn._linear import is_plain
+from pyg_tiga.nn._linear import is_plain, module_of
 
 __all__ = ["GATv2Conv"]
 
@@ -114,7 +116,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
         residual: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_options(heads, dropout)
+        check_options(heads, dropout, negative_slope)
         super().__init__(
             in_channels,
             out_channels,
@@ -155,6 +157,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
 
         Raises:
             ValueError: Shapes, dtypes, devices or indices that do not fit.
+            TypeError: An option is no number.
             UnsupportedError: The parent's path is needed, and ``PYG_TIGA_STRICT`` set.
         """
         reasons = self._reasons(edge_index, edge_attr, return_attention_weights)
@@ -170,7 +173,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
             if return_attention_weights and not self.add_self_loops:
                 return with_given_edges(found, edge_index)
             return found
-        res = self._modules.get("res")
+        res = module_of(self, "res")
         root = None if res is None else res(pair[1])
         is_shared = self.share_weights and isinstance(x, Tensor)
         projected = self._project(*pair, is_shared)
@@ -198,20 +201,28 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
         check_edges(edge_index)
         x_src, x_dst = x
-        lin_l, lin_r = self._modules["lin_l"], self._modules["lin_r"]
+        lin_l, lin_r = self._projections()
         check_nodes("x", x_src, lin_l, edge_index, "GATv2Conv")
         if x_dst is not x_src or lin_r is not lin_l:
             name = "x" if x_dst is x_src else "x[1]"
             check_nodes(name, x_dst, lin_r, edge_index, "GATv2Conv")
         check_dropout(self)
-        return node_counts(edge_index, x_src, x_dst, None, self.flow)
+        check_number("negative_slope", self.negative_slope)
+        loops = None
+        if self.add_self_loops:
+            loops = min(x_src.size(0), x_dst.size(0))
+        return node_counts(edge_index, x_src, x_dst, None, self.flow, loops)
+
+    def _projections(self) -> tuple[torch.nn.Module, torch.nn.Module]:
+        """The maps of sources and destinations."""
+        return module_of(self, "lin_l"), module_of(self, "lin_r")
 
     def _project(
         self, x_src: Tensor, x_dst: Tensor, is_shared: bool
     ) -> tuple[Tensor, Tensor]:
         """Values ``[N, H, C]`` of sources and destinations."""
-        lin_l, lin_r = self._modules["lin_l"], self._modules["lin_r"]
-        heads, channels = self.heads, self.out_channels
+        lin_l, lin_r = self._projections()
+        heads, channels = head_shape(self)
         out_src = lin_l(x_src).view(-1, heads, channels)
         if is_shared or (x_dst is x_src and lin_r is lin_l and is_plain(lin_l)):
             return out_src, out_src
@@ -228,7 +239,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
         """The output, and the weights in PyG's form where they are wanted."""
         has_loops = bool(self.add_self_loops)
         relation = relation_for(edge_index, has_loops)
-        att = self.att.view(self.heads, self.out_channels)
+        att = self.att.view(head_shape(self))
         given = (relation, x_src, x_dst, att)
         options = {
             "negative_slope": self.negative_slope,

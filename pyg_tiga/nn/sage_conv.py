@@ -14,21 +14,30 @@ from torch_geometric.typing import Adj, OptPairTensor, Size
 from pyg_tiga import _features, functional
 from pyg_tiga.functional.aggregation import Maps, aggregate_linear
 from pyg_tiga.functional.relations import is_traced
+from pyg_tiga.nn._attention import row_reasons
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._inputs import (
     check_device,
     check_edges,
     check_features,
-    check_size,
+    flow_for,
     for_functional,
     for_parent,
     is_matrix,
     node_counts,
     pair_of,
     parent_ties,
+    reads_size,
+    size_of,
     takes_segments,
 )
-from pyg_tiga.nn._linear import has_bias, is_plain, reads_alike, transform_first
+from pyg_tiga.nn._linear import (
+    has_bias,
+    is_plain,
+    module_of,
+    reads_alike,
+    transform_first,
+)
 from pyg_tiga.nn._sage_inputs import LINEAR_REDUCTIONS, plain_maps, usual_call
 from pyg_tiga.relation.graph import Graph
 
@@ -130,13 +139,17 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
                 graph, maps = call
                 return self._run_usual(x, graph, maps)
         reasons = self._reasons(edge_index)
+        if not reasons:
+            x_src, x_dst = pair_of(x)
+            reasons = self._layout_reasons(x_src, edge_index)
+        if not reasons:
+            counts = self._check(x_src, x_dst, edge_index, size)
+            if self.root_weight:
+                reasons = row_reasons(x_dst, counts)
         if reasons:
             if not torch.compiler.is_compiling():
                 self._note_parent(reasons)
             return super().forward(x, *for_parent(edge_index, size))
-
-        x_src, x_dst = pair_of(x)
-        counts = self._check(x_src, x_dst, edge_index, size)
         if self.project and "lin" in self._modules:
             x_src = self.lin(x_src).relu()
         out = self._convolve(x_src, x_dst, edge_index, counts)
@@ -148,7 +161,7 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
 
     def _run_usual(self, x: Tensor, graph: Graph, maps: Maps) -> Tensor:
         """The output of a call that passed all checks."""
-        lin_l, first = self._modules["lin_l"], False
+        lin_l, first = module_of(self, "lin_l"), False
         if lin_l.out_channels < lin_l.in_channels:
             counts = (graph.num_src, graph.num_dst)
             first = self._transforms_first(x, x, graph, counts)
@@ -185,24 +198,53 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         self, x_src: Tensor, x_dst: Tensor | None, edge_index: Adj, size: Size
     ) -> tuple[int, int]:
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
-        check_edges(edge_index)
-        check_size(size)
-        modules = self._modules
-        projects = self.project and "lin" in modules
-        first = modules["lin" if projects else "lin_l"]
+        projects = self.project and "lin" in self._modules
+        first = module_of(self, "lin" if projects else "lin_l")
         check_features("x", x_src, first)
         rooted = self.root_weight and x_dst is not None
-        if rooted and (x_dst is not x_src or not reads_alike(first, modules["lin_r"])):
+        if rooted and (x_dst is not x_src or not reads_alike(first, self._root())):
             name = "x" if x_dst is x_src else "x[1]"
-            check_features(name, x_dst, modules["lin_r"])
+            check_features(name, x_dst, self._root())
         check_device("x", x_src, edge_index)
-        counts = node_counts(edge_index, x_src, x_dst, size, self.flow)
-        if rooted and x_dst.size(-2) != counts[1]:
+        sizes = size_of(size) if reads_size(edge_index) else None
+        # With a matrix, PyG looks at the sources only.
+        counted = None if is_matrix(edge_index) else x_dst
+        counts = node_counts(edge_index, x_src, counted, sizes, self.flow)
+        # PyG adds one row to all.
+        if (
+            rooted
+            and 1 not in (rows := (x_dst.size(-2), counts[1]))
+            and (rows[0] != rows[1])
+        ):
             raise ValueError(
                 f"'x[1]' must have {counts[1]} rows, as many as the output, with "
                 f"flow='{self.flow}' (got {list(x_dst.shape)})"
             )
         return counts
+
+    def _layout_reasons(self, x: Any, edge_index: Adj) -> list[str]:
+        """Reasons for the parent's path that lie in sparse features.
+
+        PyTorch knows sums of the rows of CSR features, and others on some devices.
+
+        Raises:
+            ValueError: It knows none for these.
+        """
+        check_edges(edge_index)
+        if not isinstance(x, Tensor) or x.layout is torch.strided:
+            return []
+        if self.project and "lin" in self._modules:
+            return []  # What is aggregated is dense.
+        is_product = is_matrix(edge_index) and self.aggr in ("sum", "add")
+        if is_product and (x.is_cuda or x.layout is torch.sparse_csr):
+            return [f"'x' has the layout {x.layout}"]
+        raise ValueError(
+            f"'x' must be a dense tensor with aggr={self.aggr!r} and these edges (got "
+            f"the layout {x.layout}). Call 'x.to_dense()'"
+        )
+
+    def _root(self) -> torch.nn.Module:
+        return module_of(self, "lin_r")
 
     def _convolve(
         self,
@@ -219,13 +261,18 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         if is_linear:
             maps = plain_maps(self, x_src, x_dst, edges)
             if maps is not None:
+                flow = flow_for(edges, self.flow)
                 return aggregate_linear(
-                    edges, x_src, x_dst, maps, self.aggr, counts, self.flow
+                    edges, x_src, x_dst, maps, self.aggr, counts, flow
                 )
         ties = "split" if is_linear else self._ties(edge_index, x_src)
+        flow = flow_for(edges, self.flow)
         aggregate = functional.spmm(
-            edges, x_src, None, self.aggr, size=counts, flow=self.flow, ties=ties
+            edges, x_src, None, self.aggr, size=counts, flow=flow, ties=ties
         )
+        if x_src.is_floating_point():
+            # Values of a matrix may be of a wider dtype.
+            aggregate = aggregate.to(x_src.dtype)
         return self._combine(aggregate, x_dst)
 
     def _transforms_first(
@@ -243,7 +290,7 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         return (
             self.aggr in LINEAR_REDUCTIONS
             and ((self.root_weight and x_dst is x_src) or not torch.is_grad_enabled())
-            and transform_first(self._modules["lin_l"], x_src, edge_index, counts)
+            and transform_first(module_of(self, "lin_l"), x_src, edge_index, counts)
         )
 
     def _ties(self, edge_index: Adj, x: Tensor) -> str:
@@ -258,10 +305,10 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         x_dst: Tensor | None,  # [*, N_dst, F_in]
     ) -> Tensor:
         """Add ``lin_l`` of the aggregate and ``lin_r`` of the destinations."""
-        out = self._modules["lin_l"](aggregate)  # [*, N_dst, F_out]
+        out = module_of(self, "lin_l")(aggregate)  # [*, N_dst, F_out]
         if not self.root_weight or x_dst is None:
             return out
-        return out + self._modules["lin_r"](x_dst)
+        return out + self._root()(x_dst)
 
     def _aggregate_transformed(
         self,
@@ -271,15 +318,16 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         counts: tuple[int, int],
     ) -> Tensor:
         """Aggregate the sources behind the weight of ``lin_l``, and add the rest."""
-        lin_l = self._modules["lin_l"]
+        lin_l = module_of(self, "lin_l")
         x_src = F.linear(x_src, lin_l.weight)  # [*, N_src, F_out]
-        out = functional.spmm(
-            edges, x_src, None, self.aggr, size=counts, flow=self.flow
-        )
+        flow = flow_for(edges, self.flow)
+        out = functional.spmm(edges, x_src, None, self.aggr, size=counts, flow=flow)
+        # Not that of a matrix's values, so that it is the same in either order.
+        out = out.to(x_src.dtype)
         bias = lin_l.bias
         if not self.root_weight or x_dst is None:
             return out if bias is None else out + bias.to(out.dtype)
-        lin_r = self._modules["lin_r"]
+        lin_r = self._root()
         if is_plain(lin_r) and not has_bias(lin_r):
             # The product's epilogue adds the bias at no cost.
             root = F.linear(x_dst, lin_r.weight, bias)

@@ -15,6 +15,7 @@ from pyg_tiga.nn._attention import (
     check_dropout,
     dropout_options,
     feature_reasons,
+    head_shape,
     in_parents_dtype,
     join_heads,
 )
@@ -29,7 +30,7 @@ from pyg_tiga.nn._inputs import (
     is_matrix,
     pair_of,
 )
-from pyg_tiga.nn._linear import reads_alike
+from pyg_tiga.nn._linear import module_of, reads_alike
 from pyg_tiga.nn._transformer_inputs import (
     attended_counts,
     batch_reasons,
@@ -189,16 +190,15 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
 
     def _check(self, x_src: Any, x_dst: Any, edge_index: Adj) -> tuple[int, int]:
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
-        modules = self._modules
         check_edges(edge_index)
-        if modules.get("lin_edge") is not None:
+        if module_of(self, "lin_edge") is not None:
             raise ValueError(
                 "'edge_attr' must be given to a layer with 'edge_dim' (got None)"
             )
         self._check_nodes("x", x_src, ("lin_key", "lin_value"), edge_index)
         readers = ("lin_query", "lin_skip") if self.root_weight else ("lin_query",)
         if x_dst is not x_src or not reads_alike(
-            modules["lin_key"], modules["lin_query"]
+            module_of(self, "lin_key"), module_of(self, "lin_query")
         ):
             name = "x" if x_dst is x_src else "x[1]"
             self._check_nodes(name, x_dst, readers, edge_index)
@@ -208,13 +208,13 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
     def _check_nodes(
         self, name: str, x: Any, readers: tuple[str, ...], edge_index: Adj
     ) -> None:
-        modules = self._modules
-        first = modules[readers[0]]
+        first = module_of(self, readers[0])
         check_features(name, x, first, leading="")
         check_device(name, x, edge_index)
         for reader in readers[1:]:
-            if not reads_alike(first, modules[reader]):
-                check_features(name, x, modules[reader], leading="")
+            other = module_of(self, reader)
+            if not reads_alike(first, other):
+                check_features(name, x, other, leading="")
 
     def _attend(
         self,
@@ -225,10 +225,10 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         wants_weights: bool,
     ) -> tuple[Tensor, Any]:
         """The output, and the weights in PyG's form where they are wanted."""
-        modules, shape = self._modules, (-1, self.heads, self.out_channels)
-        query = modules["lin_query"](x_dst).view(shape)
-        key = modules["lin_key"](x_src).view(shape)
-        value = modules["lin_value"](x_src).view(shape)
+        shape = (-1, *head_shape(self))
+        query = module_of(self, "lin_query")(x_dst).view(shape)
+        key = module_of(self, "lin_key")(x_src).view(shape)
+        value = module_of(self, "lin_value")(x_src).view(shape)
         relation = for_functional(edge_index)
         options = {"size": counts, "flow": self.flow}
         dropout = dropout_options(self, query.device)
@@ -249,9 +249,8 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         out = join_heads(self, out)
         if not self.root_weight:
             return out
-        modules = self._modules
-        root = modules["lin_skip"](x_dst)  # [N_dst, H * C] or [N_dst, C]
-        gate = modules.get("lin_beta")
+        root = module_of(self, "lin_skip")(x_dst)  # [N_dst, H * C] or [N_dst, C]
+        gate = module_of(self, "lin_beta")
         if gate is None:
             return out + root
         beta = gate(torch.cat([out, root, out - root], dim=-1)).sigmoid()  # [N_dst, 1]

@@ -12,6 +12,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from pyg_tiga.relation.streams import lasting
+
 if TYPE_CHECKING:
     from pyg_tiga.relation.edges import Edges
 
@@ -71,7 +73,8 @@ _use_count = getattr(torch._C, "_storage_Use_Count", None)
 @lru_cache(maxsize=1)
 def _one_holder() -> int:
     """What PyTorch counts for a storage that one tensor holds."""
-    lonely = torch.zeros(1, device="cpu")
+    with lasting():
+        lonely = torch.zeros(1, device="cpu")
     return _use_count(lonely.untyped_storage()._cdata)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyg_tiga.relation.check import CooFaults, CsrFaults
 from pyg_tiga.relation.stats import Readback, Stats
-from pyg_tiga.relation.streams import Stamp, refuse_capture
+from pyg_tiga.relation.streams import Stamp, lasting, refuse_capture
 
 _INT32_MAX = 2**31 - 1
 
@@ -126,7 +126,7 @@ class Grouping:
         cached = self._degree_inv.get(dtype)
         if cached is None:
             refuse_capture(self.ptr.device, "The inverse degrees of a relation")
-            with torch.inference_mode(False), torch.no_grad():
+            with lasting():
                 value = self.degree().clamp_(min=1).to(dtype).reciprocal_()
             cached = self._degree_inv[dtype] = value, Stamp([value])
         cached[1].use()
@@ -148,7 +148,7 @@ class Grouping:
             if chunk < 1:
                 raise ValueError(f"'chunk' must be positive (got {chunk})")
             refuse_capture(self.ptr.device, "The work items of a relation")
-            with torch.inference_mode(False), torch.no_grad():
+            with lasting():
                 items = cut_rows(self.ptr, chunk, *self._count_items(chunk))
             cached = self._work_items[chunk] = items, Stamp(items.tensors())
         cached[1].use()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +22,7 @@ from pyg_tiga.relation.csr import (
 )
 from pyg_tiga.relation.fused import FusedBuild, builder_for
 from pyg_tiga.relation.stats import FOUND, Readback, is_good, summarise
-from pyg_tiga.relation.streams import Stamp, is_capturing, refuse_capture
+from pyg_tiga.relation.streams import Stamp, is_capturing, lasting, refuse_capture
 
 COO, COO_BY_ROW, COO_BY_COL, CSR = "coo", "coo_by_row", "coo_by_col", "csr"
 _SORTED_END = {COO: None, COO_BY_ROW: 0, COO_BY_COL: 1}
@@ -99,7 +98,7 @@ class Edges:
         self.validate()
         end = 0 if self._groupings[0] is not None else 1
         grouping = self.grouping(end)
-        with torch.inference_mode(False), torch.no_grad():
+        with lasting():
             if self.layout == CSR:
                 tensors, layout = (grouping.ptr, grouping.index), CSR
             else:
@@ -137,7 +136,7 @@ class Edges:
         if cached is None:
             rows, columns = self.grouping(end), self.grouping(1 - end)
             refuse_capture(self.device, "The slot map of a relation")
-            with torch.inference_mode(False), torch.no_grad():
+            with lasting():
                 value = slots(rows, columns)
             cached = self._slots[end] = value, Stamp([value])
             CACHE.grown(self)
@@ -166,6 +165,14 @@ class Edges:
         """
         if self._groupings == [None, None]:
             self._build(self.names.dst_end)
+        self.settle()
+
+    def settle(self) -> None:
+        """Raise if what was built is bad; wait for a verdict on its way.
+
+        Raises:
+            ValueError: An index is out of range.
+        """
         for check in self._checks:
             check.settle()
         self._drop_settled()
@@ -200,7 +207,7 @@ class Edges:
             refuse_capture(self.device, "A relation")
             self._require_nodes()
             checks.poll_all()
-            with _for_later():
+            with lasting():
                 try:
                     built = self._group(end)
                 finally:
@@ -301,19 +308,7 @@ def _edge_index(grouping: Grouping, end: int) -> Tensor:
     return torch.empty_like(both).index_copy_(1, grouping.perm.long(), both)
 
 
-def _for_later() -> AbstractContextManager[object]:
-    """Outside of inference mode: a later backward could not save what is made in it.
-
-    All of it are integers, of which no gradients are recorded.
-    """
-    if torch.is_inference_mode_enabled():
-        return torch.inference_mode(False)
-    return nullcontext()
-
-
 def _own(tensor: Tensor) -> Tensor:
     """An alias, or a copy of a tensor that has no version counter."""
-    if not tensor.is_inference():
-        return tensor.detach()
-    with torch.inference_mode(False):
-        return tensor.clone()
+    with lasting():
+        return tensor.clone() if tensor.is_inference() else tensor.detach()

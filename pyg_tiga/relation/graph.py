@@ -14,7 +14,7 @@ from pyg_tiga.relation import inputs
 from pyg_tiga.relation.cache import CACHE, Entry, Key, key_of
 from pyg_tiga.relation.csr import Grouping, index_dtype
 from pyg_tiga.relation.edges import COO, COO_BY_COL, COO_BY_ROW, CSR, Edges
-from pyg_tiga.relation.inputs import Flow, Parts
+from pyg_tiga.relation.inputs import Flow, Origin, Parts
 from pyg_tiga.relation.report import explain_graph
 
 Handle = tuple[list[Tensor], str, int, int]
@@ -36,7 +36,8 @@ class Graph:
     A graph stores the tensors it was made from. From them it derives, once and on their
     device, its edges grouped by destination (:meth:`rows`) and, when a gradient asks
     for it, by source (:meth:`columns`), each with one stable sort. Sorted input skips
-    that sort. If the tensors are edited in place, everything is derived anew.
+    that sort. If the tensors are edited in place, everything is derived anew at the
+    next use; the backward of a call keeps the edges that the call had.
 
     Use the constructors :meth:`from_edge_index`, :meth:`from_csr` and
     :meth:`from_adj`.
@@ -54,9 +55,22 @@ class Graph:
 
     kind = "csr"
 
-    def __init__(self, edges: Edges, dst_end: int, value: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        edges: Edges,
+        dst_end: int,
+        value: Tensor | None = None,
+        *,
+        follows: bool = False,
+        origin: Origin | None = None,
+    ) -> None:
         self._edges = edges
         self._dst_end = dst_end
+        # A graph that users hold follows edits of its tensors; one that a call works on
+        # keeps its edges, because a backward reads them later.
+        self._follows = follows
+        self._origin = origin
+        self._now: tuple[Graph, Graph] | None = None
         self._reverse: Graph | ref[Graph] | None = None
         self.value = value
         self.num_src = edges.sizes[1 - dst_end]
@@ -97,7 +111,8 @@ class Graph:
         names = ("num_src", "num_dst") if dst_end == 1 else ("num_dst", "num_src")
         checked = tuple(map(inputs.size_of, sizes, names))
         tensor, layout = inputs.plain(edge_index)
-        return cls._from_parts(Parts((tensor,), layout, dst_end, checked))
+        parts = Parts((tensor,), layout, dst_end, checked)
+        return cls._from_parts(parts, inputs.origin_of(edge_index))
 
     @classmethod
     def from_csr(
@@ -140,11 +155,11 @@ class Graph:
         return cls._from_parts(inputs.take_adjacency(adj_t))
 
     @classmethod
-    def _from_parts(cls, parts: Parts) -> Graph:
+    def _from_parts(cls, parts: Parts, origin: Origin | None = None) -> Graph:
         inputs.check_parts(parts)
         edges = _share(parts)
         edges.grouping(parts.dst_end)  # Checks the indices.
-        return cls(edges, parts.dst_end, parts.value)
+        return cls(edges, parts.dst_end, parts.value, follows=True, origin=origin)
 
     @classmethod
     def from_handle(
@@ -163,7 +178,8 @@ class Graph:
         for tensor in tensors:
             if tensor.is_inference():
                 # Without a version counter, edits would go unnoticed.
-                return cls._from_parts(Parts(tuple(tensors), base, dst_end, sizes))
+                parts = Parts(tuple(tensors), base, dst_end, sizes)
+                return cls._from_parts(parts).current()
         key = key_of(tensors, base, sizes)
         entry = CACHE.find(key)
         if entry is None:
@@ -174,6 +190,27 @@ class Graph:
             # Every backward asks for it.
             entry.views.setdefault(1 - dst_end, graph.reverse())
         return graph
+
+    def current(self) -> Graph:
+        """The graph of the tensors as they are now, for a call to work on.
+
+        Later edits do not reach it, so that a backward finds the edges of its forward.
+        """
+        if not self._follows or torch.compiler.is_compiling():
+            return self
+        edges, now = self._current(), self._now
+        if now is None or now[0].value is not self.value:
+            edges.grouping(self._dst_end)  # Checks the indices.
+            graph = Graph(edges, self._dst_end, self.value)
+            # Every backward asks for the other one.
+            self._now = now = graph, graph.reverse()
+        return now[0]
+
+    def is_fresh(self) -> bool:
+        """Whether the tensors still hold the edges that were read from them."""
+        if self._origin is not None:
+            self._origin.count_edits()
+        return self._edges.is_fresh()
 
     def handle(self) -> Handle:
         """What carries the graph across the boundary of an op.
@@ -212,7 +249,7 @@ class Graph:
         if isinstance(known, ref):
             known = known()
         if known is None:
-            known = Graph(self._current(), 1 - self._dst_end, self.value)
+            known = self._like(1 - self._dst_end, self.value)
             # One direction is weak: a cycle would leave device memory to the garbage
             # collector.
             known._reverse = self
@@ -221,7 +258,11 @@ class Graph:
 
     def with_value(self, value: Tensor | None) -> Graph:
         """The same edges with other stored values, `[E]` in the caller's order."""
-        return Graph(self._current(), self._dst_end, value)
+        return self._like(self._dst_end, value)
+
+    def _like(self, dst_end: int, value: Tensor | None) -> Graph:
+        options = {"follows": self._follows, "origin": self._origin}
+        return Graph(self._current(), dst_end, value, **options)
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Source and destination of each edge, `[E]` each, in the caller's order.
@@ -260,11 +301,11 @@ class Graph:
 
     def nbytes(self) -> int:
         """Bytes of the arrays derived from the tensors that define the graph."""
-        return self._edges.nbytes()
+        return self._current().nbytes()
 
     def explain(self) -> str:
         """Sizes, degrees, and what has been built."""
-        edges, dst_end = self._edges, self._dst_end
+        edges, dst_end = self._current(), self._dst_end
         return explain_graph(self, edges.built(dst_end), edges.built(1 - dst_end))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Graph:
@@ -280,12 +321,18 @@ class Graph:
         return _rebuild(Parts(tensors, edges.layout, self._dst_end, edges.sizes, value))
 
     def _current(self) -> Edges:
-        """The edges, detached from their tensors if these were edited."""
+        """The edges: read anew if their tensors were edited, or as they were."""
         edges = self._edges
-        if not edges.is_fresh():
+        if self.is_fresh():
+            return edges
+        if not self._follows:
             self._edges = edges = edges.preserved()
             CACHE.watch(edges)
-        return edges
+            return edges
+        parts = Parts(edges.tensors, edges.layout, self._dst_end, edges.sizes)
+        self._now, self._edges = None, _share(parts)
+        edges.settle()  # What calls have read is reported all the same.
+        return self._edges
 
     def __reduce__(self) -> tuple[Any, ...]:
         edges = self._current()
@@ -330,4 +377,4 @@ def _remember(parts: Parts, key: Key) -> Entry:
 
 
 def _rebuild(parts: Parts) -> Graph:
-    return Graph(_share(parts), parts.dst_end, parts.value)
+    return Graph(_share(parts), parts.dst_end, parts.value, follows=True)

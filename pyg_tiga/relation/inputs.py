@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import increment_version
 from torch_geometric import EdgeIndex
@@ -35,7 +36,7 @@ class Parts(NamedTuple):
 def plain(edge_index: Tensor) -> tuple[Tensor, str]:
     """The tensor of an `edge_index`, and the layout that its sort order gives."""
     if type(edge_index) is Tensor:
-        return edge_index, COO
+        return unwrapped(edge_index), COO
     if isinstance(edge_index, EdgeIndex):
         order = edge_index._sort_order
         layout = COO if order is None else _BY[order.value]
@@ -45,6 +46,18 @@ def plain(edge_index: Tensor) -> tuple[Tensor, str]:
         # It stands for a plain tensor; tracers do not see through a change of class.
         return edge_index, COO
     return edge_index.as_subclass(Tensor), COO
+
+
+def unwrapped(indices: Tensor) -> Tensor:
+    """Indices without what differentiating transforms of `torch.func` wrap around them.
+
+    They have no gradients for these to follow.
+    """
+    if torch.compiler.is_compiling():
+        return indices
+    while is_gradtrackingtensor(indices):
+        indices = get_unwrapped(indices)
+    return indices
 
 
 def _data_of(edge_index: EdgeIndex) -> Tensor:
@@ -61,6 +74,27 @@ def _data_of(edge_index: EdgeIndex) -> Tensor:
         increment_version(data)
         state[_SEEN] = version
     return data
+
+
+class Origin:
+    """The `EdgeIndex` that a graph was made from, whose edits only it counts."""
+
+    __slots__ = ("_data", "_wrapper")
+
+    def __init__(self, wrapper: EdgeIndex) -> None:
+        self._wrapper, self._data = wrapper, wrapper._data
+
+    def count_edits(self) -> None:
+        """Add the edits through the wrapper to those of the tensor inside."""
+        if self._wrapper._data is self._data:
+            _data_of(self._wrapper)
+
+
+def origin_of(edge_index: Tensor) -> Origin | None:
+    """What else counts edits of an `edge_index`, if something does."""
+    if not isinstance(edge_index, EdgeIndex) or edge_index._data.is_inference():
+        return None
+    return None if edge_index.is_inference() else Origin(edge_index)
 
 
 def dst_end_of(flow: Flow) -> int:
@@ -153,7 +187,14 @@ def infer_sizes(
     num_nodes: int | None,
     sizes: tuple[int | None, int | None],
 ) -> tuple[int, int]:
-    """Nodes at either end of an edge list; reads the largest index if nobody says."""
+    """Nodes at either end of an edge list; reads the largest index if nobody says.
+
+    Raises:
+        TypeError: `num_nodes` is no integer.
+        ValueError: It is negative.
+    """
+    if num_nodes is not None:
+        num_nodes = size_of(num_nodes, "num_nodes")
     stated = (None, None)
     if isinstance(edge_index, EdgeIndex):
         stated = edge_index.sparse_size()

@@ -5,8 +5,10 @@ since, with the same numbers of nodes, flow and sort order. An entry keeps the s
 alive, so that no new tensor can come to lie at its address and pass for it. Entries are
 bounded in number and bytes; the least recently used goes first.
 
-Edits that PyTorch does not count, through `.data`, a shared NumPy array, or another
-`EdgeIndex` around the same tensor, go unnoticed: call :func:`forget` after them.
+Edits that the version counter of the tensor does not count go unnoticed: those through
+`.data`, a shared NumPy array, DLPack or the untyped storage, by another process that
+shares the memory, or through another `EdgeIndex` around the same tensor. Call
+:func:`forget` after them.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_gradtrackingtensor
 from torch_geometric.typing import SparseTensor
 
 from pyg_tiga.relation import inputs
@@ -56,12 +59,14 @@ def relation_of(
         RuntimeError: It is not known, and a CUDA graph is being captured.
     """
     global _recent
+    if type(edge_index) is Tensor:
+        edge_index = inputs.unwrapped(edge_index)
     graph = known_relation(edge_index, num_src, num_dst, flow)
     if graph is None:
         graph = Graph.from_handle(*handle_of(edge_index, num_src, num_dst, flow))
         if type(edge_index) is Tensor and not edge_index.is_inference():
             request = _request(edge_index, num_src, num_dst, flow)
-            _recent = (ref(edge_index), request, ref(graph))
+            _recent = (request, ref(graph))
     return graph
 
 
@@ -72,15 +77,21 @@ def known_relation(
 
     Then the edges are a plain tensor that has passed all checks.
     """
-    tensor, request, graph = _recent
-    # A reference to what is gone gives None.
+    request, answer = _recent
+    # A reference to what is gone gives None. Asked first: what is alive keeps the
+    # storage of the request, so that its address cannot be another's.
+    graph = answer()
     if (
-        edge_index is not None
-        and tensor() is edge_index
-        and request == _request(edge_index, num_src, num_dst, flow)
+        graph is None
+        or type(edge_index) is not Tensor
+        or edge_index.layout is not torch.strided
+        or edge_index.is_inference()
+        or is_gradtrackingtensor(edge_index)
+        or request != _request(edge_index, num_src, num_dst, flow)
+        or not graph.is_fresh()
     ):
-        return graph()
-    return None
+        return None
+    return graph
 
 
 def _request(
@@ -88,6 +99,7 @@ def _request(
 ) -> tuple[Any, ...]:
     return (
         edge_index._version,
+        edge_index.untyped_storage()._cdata,
         edge_index.data_ptr(),
         edge_index.dtype,
         edge_index.shape,
@@ -102,11 +114,11 @@ def _nothing() -> None:
     """A reference to what is gone."""
 
 
-_NO_ANSWER = (_nothing, (), _nothing)
-# The last answer, for the next layer of a model: the same object, unedited. It keeps
-# nothing alive. The graph does keep the storage, so that while it lives the address
-# stands for that storage.
-_recent: tuple[Callable[[], Tensor | None], tuple[Any, ...], Callable[[], Graph | None]]
+_NO_ANSWER = ((), _nothing)
+# The last answer, for the next layer of a model. It keeps nothing alive, and holds no
+# reference to the tensor, not even a weak one: PyTorch does not swap tensors that have
+# any (`torch.utils.swap_tensors`).
+_recent: tuple[tuple[Any, ...], Callable[[], Graph | None]]
 _recent = _NO_ANSWER
 
 
@@ -131,8 +143,9 @@ def relation_of_adj(adj_t: Tensor | SparseTensor) -> Graph:
 def forget(edge_index: Tensor | SparseTensor | Graph) -> None:
     """Drop everything built from the storage of an `edge_index`.
 
-    Needed after an edit that PyTorch does not count (through `.data` or a shared NumPy
-    array). What a captured CUDA graph reads stays alive.
+    Needed after an edit that the tensor's version counter does not count; see
+    :mod:`pyg_tiga.relation.memo`. A :class:`Graph` of this storage reads its edges
+    anew, too. What a captured CUDA graph reads stays alive.
     """
     if not isinstance(edge_index, (Graph, Tensor, SparseTensor)):
         raise TypeError(

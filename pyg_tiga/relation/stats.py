@@ -196,11 +196,13 @@ _PINNED = Rows(_pinned)
 @lru_cache(maxsize=64)
 def table(device: torch.device) -> Tensor:
     """Thresholds and the shifts that count pieces, for kernels; int64."""
-    return torch.tensor((*THRESHOLDS, *_SHIFTS), dtype=torch.int64).to(device)
+    numbers = (*THRESHOLDS, *_SHIFTS)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu").to(device)
 
 
 @lru_cache(maxsize=64)
 def _constants(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    below = torch.tensor(THRESHOLDS, dtype=dtype).neg_().unsqueeze(1)
-    shifts = torch.tensor(_SHIFTS, dtype=dtype).unsqueeze(1)
-    return below.to(device), shifts.to(device)
+    # On the host first, whatever the default device is.
+    below = torch.tensor(THRESHOLDS, dtype=dtype, device="cpu").neg_()
+    shifts = torch.tensor(_SHIFTS, dtype=dtype, device="cpu")
+    return below.unsqueeze(1).to(device), shifts.unsqueeze(1).to(device)

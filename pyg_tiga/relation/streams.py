@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Where tensors are made that outlive the call, whatever the call runs under.
+
+    Inference tensors could not be saved for a later backward, and what the transforms
+    of `torch.func` wrap around tensors is dead behind them.
+    """
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableFuncTorch():
+        yield
 
 
 def is_capturing(device: torch.device) -> bool:

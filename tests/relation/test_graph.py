@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch_geometric import EdgeIndex
 from torch_geometric.utils import to_torch_csc_tensor, to_torch_csr_tensor
 
-from pyg_tiga.relation import Graph, forget, relation_of_adj
+from pyg_tiga.relation import Graph, forget, relation_of_adj, stats
 from pyg_tiga.relation import inputs as inputs_module
 from tests.relation.naive import INDEX_DTYPES, as_lists, graphs, group, tensor
 
@@ -243,6 +243,25 @@ def test_sparse_tensor():
     assert graph.value.tolist() == value.tolist()
     assert relation_of_adj(adj).rows() is relation_of_adj(adj).rows()
     forget(adj)
+
+
+def test_sizes_are_blamed_by_name():
+    for name in ("num_nodes", "num_src", "num_dst"):
+        with pytest.raises(ValueError, match=f"'{name}' must not be negative"):
+            Graph.from_edge_index(tensor(EDGES), **{name: -1})
+        with pytest.raises(TypeError, match=f"'{name}' must be an integer"):
+            Graph.from_edge_index(tensor(EDGES), **{name: 2.5})
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_the_default_device_does_not_matter():
+    stats._constants.cache_clear()
+    stats.table.cache_clear()
+    edge_index, adj = tensor(EDGES), torch.eye(3).to_sparse_csr()
+    with torch.device("meta"):
+        check(make(edge_index))
+        assert stats.table(edge_index.device).device == edge_index.device
+        assert as_lists(Graph.from_adj(adj).columns()) == [[(k, k)] for k in range(3)]
 
 
 # Views of one relation

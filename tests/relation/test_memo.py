@@ -91,7 +91,43 @@ def test_edits_through_numpy_need_forget():
     array[:] = 0
     forget(mine)
     check(edge_index, [(0, 0)] * 5)
-    assert as_lists(mine.rows()) == BY_DST
+    assert as_lists(mine.rows()) == group([(0, 0)] * 5, 1, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "what", [lambda e, g: e, lambda e, g: g, lambda e, g: e[:, 1:]]
+)
+def test_a_graph_of_the_user_forgets_too(what):
+    edge_index = tensor(EDGES)
+    mine = Graph.from_edge_index(edge_index, 3)
+    before = mine.current()
+    edge_index.data.zero_()
+    forget(what(edge_index, mine))
+    assert as_lists(mine.current().rows()) == group([(0, 0)] * 5, 1, 3, 3)
+    assert as_lists(before.rows()) == BY_DST
+    assert as_lists(before.columns()) == group(EDGES, 0, 3, 3)
+
+
+def test_known_edges_can_be_swapped():
+    edge_index, other = tensor(EDGES), tensor([(0, 0)] * 5)
+    check(edge_index, EDGES)
+    check(edge_index, EDGES)
+    torch.utils.swap_tensors(edge_index, other)
+    check(edge_index, [(0, 0)] * 5)
+    check(other, EDGES)
+
+
+def test_the_last_answer_is_of_one_storage_and_counter():
+    array = np.array(EDGES).T.copy()
+    first, second = torch.from_numpy(array), torch.from_numpy(array)
+    check(first, EDGES)
+    # The same memory with as many edits, counted elsewhere.
+    second.zero_()
+    first.data.zero_()
+    first.view(-1)[0].fill_(0)
+    assert first._version == second._version
+    check(second, [(0, 0)] * 5)
+    check(first, [(0, 0)] * 5)
 
 
 def test_forget_drops_every_view_and_nothing_else(empty_memo, builds):

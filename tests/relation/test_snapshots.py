@@ -68,38 +68,98 @@ def edit(edge_index):
     edge_index[:, 0] = 0
 
 
+def edited():
+    return [(0, 0), *EDGES[1:]]
+
+
 @pytest.mark.parametrize("built", ["rows", "both"])
-def test_a_graph_keeps_its_edges_when_the_tensor_is_edited(built):
+def test_a_graph_follows_edits_of_its_tensor(built):
     edge_index = tensor(EDGES)
     graph = make(edge_index)
+    back = graph.reverse()
     if built == "both":
         graph.columns()
         graph.slots()
     edit(edge_index)
+    by_dst, by_src = (
+        group(edited(), 1, NUM_DST, NUM_SRC),
+        group(edited(), 0, NUM_SRC, NUM_DST),
+    )
+    assert "not built" in graph.explain().splitlines()[1]
+    check(graph, by_dst, by_src)
+    check(back, by_src, by_dst)
+    assert graph.edge_index().tolist() == edge_index.tolist()
+    check(Graph.from_handle(*graph.handle()), by_dst, by_src)
+    check(copy.deepcopy(graph), by_dst, by_src)
+    assert graph.rows() is make(edge_index).rows()
+    assert graph.rows() is relation_of(edge_index, NUM_SRC, NUM_DST).rows()
+    assert back.columns() is graph.rows()
+
+
+@pytest.mark.parametrize("built", ["rows", "both"])
+def test_what_a_call_works_on_keeps_its_edges(built):
+    edge_index = tensor(EDGES)
+    graph = make(edge_index)
+    held = graph.current()
+    assert graph.current() is held
+    assert held.current() is held
+    assert held.rows() is graph.rows()
+    if built == "both":
+        held.columns()
+        held.slots()
+    edit(edge_index)
+    assert graph.current() is not held
+    assert as_lists(graph.current().rows()) != BY_DST
+    check(held)
+    check(held.reverse().reverse())
+    assert held.edge_index().tolist() == tensor(EDGES).tolist()
+
+
+def test_values_come_with_the_graph_of_a_call():
+    graph = make().with_value(torch.ones(6))
+    assert graph.current().value is graph.value
+    graph.value = torch.zeros(6)
+    assert graph.current().value is graph.value
+    assert graph.reverse().current().value is graph.value
+
+
+def test_a_graph_reports_edits_out_of_range():
+    edge_index = tensor(EDGES)
+    graph = make(edge_index)
+    edge_index[1, 2] = NUM_DST
+    for _ in range(2):
+        with pytest.raises(ValueError, match="destination index 4 at position 2"):
+            graph.current()
+    edge_index[1, 2] = 1
     check(graph)
-    assert graph.edge_index().tolist() == tensor(EDGES).tolist()
-    check(Graph.from_handle(*graph.handle()))
-    check(copy.deepcopy(graph))
-    assert as_lists(make(edge_index).rows()) != BY_DST
-    assert as_lists(relation_of(edge_index, NUM_SRC, NUM_DST).rows()) != BY_DST
 
 
-@pytest.mark.parametrize("order", ["row", "col"])
-def test_a_sorted_graph_keeps_its_edges(order):
+@pytest.mark.parametrize("order", [None, "row", "col"])
+def test_a_graph_follows_an_edge_index_object(order):
     end = 0 if order == "row" else 1
-    edges = sorted(EDGES, key=lambda edge: edge[end])
-    plain = tensor(edges)
-    graph = make(EdgeIndex(plain, sort_order=order))
-    plain.zero_()
-    check(graph, group(edges, 1, NUM_DST, NUM_SRC), group(edges, 0, NUM_SRC, NUM_DST))
-    assert graph.edge_index().tolist() == tensor(edges).tolist()
+    edges = sorted(EDGES, key=lambda edge: edge[end]) if order else EDGES
+    wrapped = EdgeIndex(tensor(edges), sort_order=order)
+    graph = make(wrapped)
+    held = graph.current()
+    wrapped.zero_()
+    zeros = [(0, 0)] * 6
+    new = group(zeros, 1, NUM_DST, NUM_SRC), group(zeros, 0, NUM_SRC, NUM_DST)
+    check(graph, *new)
+    check(held, group(edges, 1, NUM_DST, NUM_SRC), group(edges, 0, NUM_SRC, NUM_DST))
+    assert held.edge_index().tolist() == tensor(edges).tolist()
+    wrapped.as_tensor().fill_(1)
+    ones = [(1, 1)] * 6
+    check(graph, group(ones, 1, NUM_DST, NUM_SRC), group(ones, 0, NUM_SRC, NUM_DST))
 
 
-def test_a_csr_graph_keeps_its_edges():
+def test_a_csr_graph_follows_edits():
     rowptr, col, edges = csr_of(EDGES)
     graph = Graph.from_csr(rowptr, col, num_src=NUM_SRC)
+    held = graph.current()
     col.zero_()
-    check(graph, group(edges, 1, NUM_DST, NUM_SRC), group(edges, 0, NUM_SRC, NUM_DST))
+    new = [(0, dst) for _, dst in edges]
+    check(graph, group(new, 1, NUM_DST, NUM_SRC), group(new, 0, NUM_SRC, NUM_DST))
+    check(held, group(edges, 1, NUM_DST, NUM_SRC), group(edges, 0, NUM_SRC, NUM_DST))
 
 
 def test_a_graph_of_an_inference_tensor_keeps_its_edges():
