@@ -13,6 +13,20 @@ ROOT = Path(__file__).parents[2]
 SHARDS = 4
 
 
+MOST = 300  # compilations, where not all are asked for
+
+
+def test_the_matrix_is_not_too_large() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: nothing to compile")
+    from tests.kernels.compile_matrix import MAIN, TARGETS, matrix
+
+    compiled = [(case.kernel.__name__, name) for case, name in matrix(False)]
+    assert len(compiled) <= MOST
+    kernels = {kernel for kernel, _ in compiled}
+    assert {*compiled} == {(kernel, name) for kernel in kernels for name in TARGETS}
+    assert MAIN in TARGETS
+
+
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_compiles_for_every_target(shard: int, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("triton", reason="Triton is not installed: nothing to compile")
