@@ -59,11 +59,12 @@ class Form(NamedTuple):
     options: Options
     param: torch.dtype | None = None
     shared: bool = False
+    has_share: bool = False
 
 
 def form_of(operands: Operands, options: Options) -> Form:
     """The form of operands that are laid out."""
-    value, row, col, term, loop_term, mask, _, param = operands
+    value, row, col, term, loop_term, mask, _, param, share = operands
     assert (param is not None) == has_param(options)
     return Form(
         value.size(1),
@@ -78,6 +79,7 @@ def form_of(operands: Operands, options: Options) -> Form:
         options,
         None if param is None else param.dtype,
         operands.is_shared,
+        share is not None,
     )
 
 
@@ -116,6 +118,7 @@ def operand_names(form: Form) -> tuple[str, ...]:
     names += ["mask_ptr"] if form.is_masked else []
     names += ["seed_ptr"] if form.options.dropout > 0 else []
     names += ["param_ptr"] if form.param is not None else []
+    names += ["share_ptr"] if form.has_share else []
     return tuple(names)
 
 

@@ -176,6 +176,7 @@ class ColumnsPass:
                 **score_functions(form.options, *functions),
                 **slots,
                 "FACTORED": has_slope(form.options) and not any(terms),
+                "HAS_SHARE": form.has_share,
                 "GRAD_TERM": terms[0],
                 "GRAD_LOOP_TERM": terms[1],
                 **flags,

@@ -21,6 +21,8 @@ class Operands(NamedTuple):
         mask: Edges that take part, ``[E]`` bool in the caller's order.
         seed: One int64: the seed of dropout.
         param: Parameter of the score, if it has one, ``[H, K]``.
+        share: Gradient of the weights, ``[E, H]`` in the caller's order, in a backward
+            of a forward that gave them.
 
     `col` may be the very tensor that `value` is (:meth:`is_shared`): it is then read
     once, and has one gradient.
@@ -34,6 +36,7 @@ class Operands(NamedTuple):
     mask: Tensor | None = None
     seed: Tensor | None = None
     param: Tensor | None = None
+    share: Tensor | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -55,12 +58,14 @@ class Options(NamedTuple):
             do not take part.
         dropout: Probability of dropping a weight.
         score: Name of the score: ``"additive"``, ``"dot"`` or ``"gatv2"``.
+        gives_weights: Whether the weights are a result, too; of scores of vectors.
     """
 
     scale: float
     num_loops: int = 0
     dropout: float = 0.0
     score: str = "additive"
+    gives_weights: bool = False
 
     @property
     def factor(self) -> float:
@@ -77,6 +82,8 @@ class State(NamedTuple):
         total: Sum of exp(s - m), ``[N_dst, H]`` float32; 1 without edges.
         positive: P = sum of w v over edges with positive pre-activation, like `out`.
         positive_sum: p = sum of w over these edges (without dropout), ``[N_dst, H]``.
+        weights: What dropout leaves of the weights, ``[E, H]`` float32 in the caller's
+            order, where the options ask for them; 0 for edges that take no part.
     """
 
     out: Tensor
@@ -84,6 +91,7 @@ class State(NamedTuple):
     total: Tensor
     positive: Tensor | None
     positive_sum: Tensor | None
+    weights: Tensor | None = None
 
 
 class Gradients(NamedTuple):

@@ -38,7 +38,7 @@ def by_reference(
     Returns:
         The result, and largest scores and sums of the softmax of each row.
     """
-    value, row, col, term, loop_term, mask, seed, param = operands
+    value, row, col, term, loop_term, mask, seed, param = operands[:8]
     shared = {
         "edge_term": term,
         "loop_term": loop_term,
@@ -57,6 +57,28 @@ def by_reference(
     )
 
 
+def weights(
+    graph: Graph, operands: Operands, options: Options
+) -> tuple[Tensor, Tensor]:
+    """Weights of edges ``[E, H]`` and loops ``[L, H]`` of scores of vectors.
+
+    By the plain formula, which can be differentiated and transformed at will.
+    """
+    return reference.vector_attention_weights(
+        graph,
+        operands.row,
+        operands.col,
+        operands.param,
+        scale=options.scale,
+        edge_term=operands.term,
+        loop_term=operands.loop_term,
+        num_loops=options.num_loops,
+        edge_mask=operands.mask,
+        keep=kept(graph, operands.seed, operands.row.size(1), options),
+        dropout=options.dropout,
+    )
+
+
 def _forward(
     problem: Problem,
     schedule: Schedule | None,
@@ -66,7 +88,13 @@ def _forward(
     positive: bool,
 ) -> State:
     out, m, total = by_reference(graph, operands, options)
-    return State(out.to(problem.out_dtype), m, total, None, None)
+    state = State(out.to(problem.out_dtype), m, total, None, None)
+    if not options.gives_weights:
+        return state
+    # In the accumulator, as kernels leave them.
+    row, col = (x.to(reference.widened(x.dtype)) for x in operands[1:3])
+    operands = operands._replace(row=row, col=col)
+    return state._replace(weights=weights(graph, operands, options)[0])
 
 
 def _backward(
@@ -95,10 +123,15 @@ def _backward(
     real = torch.promote_types(real, operands.value.dtype)
     grad = grad.to(real)
     delta = (grad * state.out.to(real)).sum(-1)  # [N_dst, H]
+    share = edges.pick(operands.share, None)  # [K, H]
+    if share is not None:
+        delta = delta + edges.sum_to_dst(dropped * share.to(real))
     gathered = grad.index_select(0, edges.dst)  # [K, H, C]
     value = operands.value.to(real).index_select(0, edges.src)
     # In place: rows of features for every edge are what this takes its time with.
     product = value.mul_(gathered).sum(-1)  # [K, H]
+    if share is not None:
+        product = product + share
     if keep is not None:
         product = product * factor
     found = pullback(weight * (product - delta.index_select(0, edges.dst)))

@@ -28,6 +28,7 @@ from pyg_tiga.impls.attention_launch import (
 )
 from pyg_tiga.impls.attention_types import Operands, Options, State
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
+from pyg_tiga.impls.edge_weights import edge_weights
 from pyg_tiga.impls.launch import (
     current_stream,
     device_guard,
@@ -78,6 +79,7 @@ class RowsPass:
         rest = () if bias is None else ("bias_ptr",)
         self._part = _part_room(items, form, positive)
         rest += (*rooms, *((self._part,) if items.num_items else ()))
+        scores = ("score_ptr",) if form.options.gives_weights else ()
         self._walk = Prepared(
             attention_rows,
             (walk_programs(rows, items, schedule), *tiles),
@@ -88,8 +90,9 @@ class RowsPass:
                 **blocks.all,
                 # Slices of values are not the whole operand.
                 "SHARED": form.shared and tiles[1] == 1,
+                "SAVE_SCORES": form.options.gives_weights,
             },
-            (*outside(operand_names(form), rooms), *state, *rest),
+            (*outside(operand_names(form), rooms), *state, *scores, *rest),
             rows.index,
             schedule.warps,
             schedule.registers,
@@ -108,6 +111,7 @@ class RowsPass:
         state: tuple[Tensor, ...],
         bias: tuple[Tensor, ...],
         *rooms: Tensor,
+        scores: tuple[Tensor, ...] = (),
     ) -> None:
         """Launch.
 
@@ -117,9 +121,10 @@ class RowsPass:
             state: The parts of a state that are there and in no room: the result.
             bias: The bias, if there is one.
             *rooms: The rooms.
+            scores: Room for the scores, ``[E, H]``, if weights are made of them.
         """
         rest = (*bias, *rooms, *new_room(operands[0], self._part))
-        self._walk(stream, *operands, *state, *rest)
+        self._walk(stream, *operands, *state, *scores, *rest)
         if self._merge is not None:
             self._merge(stream, *state, *rest)
 
@@ -170,16 +175,22 @@ def _forward(
     operands = laid_out(operands)
     rows = graph.rows()
     state = new_state(operands.value, rows.num_rows, problem.out_dtype, positive)
-    if state.out.numel() == 0:
+    if state.out.numel() == 0 and not options.gives_weights:
         return state
     rows.work_items(schedule.chunk)  # Safe to read on this stream.
     index = operands.value.get_device()
     with device_guard(index):
         form = form_of(operands, options)
         key = ("rows", schedule, form, problem.out_dtype, positive, None)
-        run = found(graph, key, RowsPass)
-        run(current_stream(index), given(operands), given(state), ())
-    return state
+        run, stream = found(graph, key, RowsPass), current_stream(index)
+        if not options.gives_weights:
+            run(stream, given(operands), given(state), ())
+            return state
+        scores = state.m.new_empty(graph.num_edges, form.heads)
+        run(stream, given(operands), given(state), (), scores=(scores,))
+        return state._replace(
+            weights=edge_weights(graph, scores, state, operands.seed, options, stream)
+        )
 
 
 LIMITS = Limits(

@@ -30,6 +30,9 @@ from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.graph import Graph
 
+# Place of delta among the numbers that are packed for each row.
+_DELTA = 2
+
 
 def _backward(
     problem: Problem,
@@ -111,9 +114,12 @@ class _Call:
 
     def _run_vector(self, state: State, wanted: Wanted) -> Gradients:
         """Columns first: they leave the gradients of the scores for the rows."""
-        packed, _ = self._prepare(state)
-        # Where the terms want theirs, they are there anyway.
-        hands_over = wanted.hands_over or wanted.term
+        packed, _ = self._prepare(state._replace(weights=None))
+        share = self._operands.share
+        if share is not None:
+            packed[..., _DELTA] += self._shares(state.weights, share)
+        # Where the terms want theirs, or weights are there, they are there anyway.
+        hands_over = wanted.hands_over or wanted.term or share is not None
         has_loops = self._form.options.num_loops > 0
         terms = (hands_over, wanted.loop_term or (hands_over and has_loops))
         made = self._columns(packed, None, terms, (None, None))
@@ -123,6 +129,7 @@ class _Call:
                 loop_term=made.loop_term if has_loops else None,
                 mask=None,
                 seed=None,
+                share=None,
             )
             row, param = self._destinations(given(operands), ())
         else:
@@ -205,6 +212,16 @@ class _Call:
         )
         return made
 
+    def _shares(self, weights: Tensor, share: Tensor) -> Tensor:
+        """What the weights' own gradients add to delta, ``[N_dst, H]``."""
+        graph, shape = self._graph, (self._graph.num_dst, self._form.heads)
+        out = weights.new_empty(shape)
+        product = _to_rows(graph, weights * share)
+        if out.numel():
+            run = found(graph, ("edge_sums", self._schedule, shape[1], 0), EdgeSumsPass)
+            run(self._stream, (product,), out)
+        return out
+
     def _edge_sums(self, made: Gradients) -> Tensor:
         num_rows, heads = self._graph.num_dst, self._form.heads
         out = made.term.new_empty(num_rows, heads)
@@ -234,6 +251,7 @@ class _Call:
                 loop_term=loop_term,
                 is_masked=False,
                 options=options,
+                has_share=False,
             )
         key = (self._schedule, form, self._cotangent if read else None)
         run = found(self._graph, ("destinations", *key), DestinationsPass)
@@ -243,6 +261,12 @@ class _Call:
 def _add_outer(value: Tensor, scale: Tensor, att: Tensor) -> None:
     """Add scale[n, h] att[h, c] to values [N, H, C] in place."""
     value.addcmul_(scale.unsqueeze(2).to(value.dtype), att.to(value.dtype))
+
+
+def _to_rows(graph: Graph, values: Tensor) -> Tensor:
+    """Edge values from the caller's order into that of the grouping."""
+    perm = graph.rows().perm
+    return values if perm is None else values.index_select(0, perm)
 
 
 def _to_caller(graph: Graph, term: Tensor) -> Tensor:

@@ -11,6 +11,9 @@ it, its gradient is sum f_e ds_e = <v_j, sum f_e w_e kept_e g_i> - sum f_e w_e d
 whose first sum costs as much as that of v_j's gradient and no sum over channels. As f_e
 has one value above 0 and one below, it follows from the sum over the edges above 0.
 
+Where weights are a result, too, `HAS_SHARE` adds to t_e kept times the gradient of the
+weight itself, and delta_i has the sum of these, each times its weight.
+
 `SHARED` values are the sources' operand, too, and get the sum of both gradients.
 """
 
@@ -30,6 +33,27 @@ from pyg_tiga.kernels.attention_tile import (
 )
 from pyg_tiga.kernels.scores import load_param
 from pyg_tiga.kernels.units import load_units
+
+
+@triton.jit
+def _load_share(
+    share_ptr,
+    edges,
+    step,
+    m_e,
+    o_h,
+    HEADS: tl.constexpr,
+    E: tl.constexpr,
+    HAS_PERM: tl.constexpr,
+):
+    """Gradients of the weights of a tile, [E, H]; 0 for a loop, which gives none."""
+    pointers, _, _, _ = edges
+    _, perm_ptr, _, _, _ = pointers
+    edge = (step + tl.arange(0, E)).to(tl.int64)
+    if HAS_PERM:
+        edge = tl.load(perm_ptr + edge, mask=m_e, other=0).to(tl.int64)
+    p_s = share_ptr + (edge * HEADS)[:, None] + o_h[None, :]
+    return tl.load(p_s, mask=m_e[:, None] & (o_h < HEADS)[None, :], other=0.0)
 
 
 @triton.jit
@@ -53,6 +77,7 @@ def _add_tile(
     SHARED: tl.constexpr = CHOICES[5]
     EDGES: tl.constexpr = CHOICES[6]
     TILE: tl.constexpr = CHOICES[7]
+    HAS_SHARE: tl.constexpr = CHOICES[8]
     HEADS: tl.constexpr = TILE[0]
     EVEN: tl.constexpr = TILE[1]
     U: tl.constexpr = TILE[2]
@@ -62,7 +87,7 @@ def _add_tile(
     K: tl.constexpr = TILE[6]
     PTX: tl.constexpr = TILE[7]
     acc, mix, acc_col = carry
-    edges, grads, targets, state_ptr, source, o_h, scale, outputs = context
+    edges, grads, targets, state_ptr, source, o_h, scale, outputs, share_ptr = context
     b_col, b_v, b_param = source
     i, m_e, m_loop, live, term, kept = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
@@ -88,8 +113,10 @@ def _add_tile(
         mix += tl.sum(tl.where(b_w > 0, b_w, 0.0) * b_g, axis=0)
     else:
         acc += tl.sum(tl.reshape(b_w, [U, S, H, 1]) * b_g, axis=0)
-        t = kept * tl.reshape(tl.sum(b_g * b_v, axis=3), [U * S, H])
-        ds = w * (t - delta)
+        t = tl.reshape(tl.sum(b_g * b_v, axis=3), [U * S, H])
+        if HAS_SHARE:
+            t += _load_share(share_ptr, edges, step, m_e, o_h, HEADS, U * S, EDGES[3])
+        ds = w * (kept * t - delta)
         if VECTOR:
             if TAIL or EDGES[2] or EDGES[4]:
                 # 0 also beside a delta that is not finite.
@@ -146,6 +173,7 @@ def attention_columns(
     item_row_ptr,
     item_start_ptr,
     slot_ptr,
+    share_ptr,
     att_src_ptr,
     att_dst_ptr,
     grad_row_ptr,
@@ -189,6 +217,7 @@ def attention_columns(
     FACTORED: tl.constexpr,
     GRAD_TERM: tl.constexpr,
     GRAD_LOOP_TERM: tl.constexpr,
+    HAS_SHARE: tl.constexpr,
     ATT_SRC: tl.constexpr,
     ATT_DST: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -221,6 +250,7 @@ def attention_columns(
         SHARED,
         EDGES,
         TILE,
+        HAS_SHARE,
     )
     VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
     OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
@@ -273,7 +303,17 @@ def attention_columns(
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
             outputs = (grad_term_ptr, grad_loop_term_ptr, slot_ptr)
             source = (b_col, b_v, b_param)
-            context = (edges, grads, targets, state_ptr, source, o_h, scale, outputs)
+            context = (
+                edges,
+                grads,
+                targets,
+                state_ptr,
+                source,
+                o_h,
+                scale,
+                outputs,
+                share_ptr,
+            )
             carry = walk(
                 carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
             )

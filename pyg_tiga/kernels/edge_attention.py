@@ -11,7 +11,9 @@ positive `aux`, from which the additive score's backward knows the destination's
 gradient without another pass over the edges (the softmax's derivatives sum to 0 in each
 row).
 
-`SHARED` values are the sources' operand, too, and are gathered once.
+`SHARED` values are the sources' operand, too, and are gathered once. `SAVE_SCORES`
+writes the scores of the edges, -inf where they take no part, from which `edge_weights`
+makes the weights once the sums of the rows are known.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ def _add_tile(
     SHARED: tl.constexpr = CHOICES[4]
     EDGES: tl.constexpr = CHOICES[5]
     TILE: tl.constexpr = CHOICES[6]
+    SAVE_SCORES: tl.constexpr = CHOICES[7]
+    HEADS: tl.constexpr = TILE[0]
     EVEN: tl.constexpr = TILE[1]
     U: tl.constexpr = TILE[2]
     S: tl.constexpr = TILE[3]
@@ -58,7 +62,7 @@ def _add_tile(
     K: tl.constexpr = TILE[6]
     PTX: tl.constexpr = TILE[7]
     b_m, b_l, seen, acc, b_sum, positive = carry
-    edges, values, sources, b_row, b_param, o_h, scale = context
+    edges, values, sources, b_row, b_param, o_h, scale, score_ptr = context
     j, m_e, m_loop, live, term, kept = load_tile(
         step, end, held, has_loop, edges, o_h, EDGES, TILE, TAIL
     )
@@ -80,6 +84,10 @@ def _add_tile(
         seen += live.to(tl.int32)
     else:
         seen += 1
+    if SAVE_SCORES:
+        o_e = (step + tl.arange(0, U * S)).to(tl.int64)
+        p_s = score_ptr + (o_e * HEADS)[:, None] + o_h[None, :]
+        tl.store(p_s, s, mask=m_e[:, None] & (o_h < HEADS)[None, :])
     s = tl.reshape(s, [U, S, H])
     new_m = tl.maximum(b_m, tl.max(s, axis=0))  # [S, H]
     safe = safe_maximum(new_m)
@@ -115,6 +123,7 @@ def attention_rows(
     part_l_ptr,
     part_positive_ptr,
     part_sum_ptr,
+    score_ptr,
     row_ptr,
     col_ptr,
     term_ptr,
@@ -161,6 +170,7 @@ def attention_rows(
     HAS_PARAM: tl.constexpr,
     SHARED: tl.constexpr,
     SAVE_POSITIVE: tl.constexpr,
+    SAVE_SCORES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_U: tl.constexpr,
@@ -190,6 +200,7 @@ def attention_rows(
         SHARED,
         EDGES,
         TILE,
+        SAVE_SCORES,
     )
     VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
     OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
@@ -231,7 +242,16 @@ def attention_rows(
                 tl.zeros([BLOCK_S, BLOCK_H, BLOCK_C], dtype=tl.float32),
             )
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
-            context = (edges, values, sources, b_row, b_param, o_h, scale)
+            context = (
+                edges,
+                values,
+                sources,
+                b_row,
+                b_param,
+                o_h,
+                scale,
+                score_ptr,
+            )
             carry = walk(
                 carry, start, end, held, has_loop, context, _add_tile, CHOICES, BLOCK_E
             )

@@ -23,17 +23,17 @@ from torch._C._functorch import (
 
 _MOST_LEVELS = 8
 Gradients = tuple[Tensor | None, ...]
-Backward = Callable[[Any, Tensor], Gradients]
+Backward = Callable[..., Gradients]
 
 
 def batchable(backward: Backward) -> Backward:
     """Let the backward of an autograd function be called on many gradients at once."""
 
     @functools.wraps(backward)
-    def wrapped(ctx: Any, grad: Tensor) -> Gradients:
-        if is_legacy_batchedtensor(grad) or is_batchedtensor(grad):
-            return _in_turn(backward, ctx, grad)
-        return backward(ctx, grad)
+    def wrapped(ctx: Any, *grads: Tensor) -> Gradients:
+        if any(map(_is_batched, grads)):
+            return _in_turn(backward, ctx, grads)
+        return backward(ctx, *grads)
 
     return wrapped
 
@@ -52,11 +52,24 @@ class _Held:
         """Not yet."""
 
 
-def _in_turn(backward: Backward, ctx: Any, grad: Tensor) -> Gradients:
-    grads, batch = _taken_apart(grad)
+def _is_batched(grad: Tensor) -> bool:
+    return is_legacy_batchedtensor(grad) or is_batchedtensor(grad)
+
+
+def _in_turn(backward: Backward, ctx: Any, grads: tuple[Tensor, ...]) -> Gradients:
+    is_batch = [_is_batched(grad) for grad in grads]
+    apart, batch = list(grads), None
+    for i, grad in enumerate(grads):
+        if is_batch[i]:
+            apart[i], batch = _taken_apart(grad)
+    size = apart[is_batch.index(True)].size(0)
+    # Of a result that is the same for all, so is the gradient.
+    rows = [
+        x.unbind(0) if b else (x,) * size for x, b in zip(apart, is_batch, strict=True)
+    ]
     held = _Held(ctx)
     # Each may be a batch of an outer transform.
-    found = [batchable(backward)(held, one) for one in grads.unbind(0)]
+    found = [batchable(backward)(held, *one) for one in zip(*rows, strict=True)]
     return tuple(
         None if one[0] is None else batch(torch.stack(one))
         for one in zip(*found, strict=True)

@@ -1,7 +1,8 @@
 """Edge attention with scores of two vectors, dot products and GATv2's: the eager road.
 
-The forward keeps (m, l) of each softmax. Gradients that are to be differentiated again,
-and transforms of `torch.func`, take the plain formula.
+The forward keeps (m, l) of each softmax. Weights may be a result, too, and come in the
+order of the caller's edges, after dropout, in the accumulator. Gradients that are to be
+differentiated again, and transforms of `torch.func`, take the plain formula.
 """
 
 from __future__ import annotations
@@ -61,43 +62,61 @@ class _VectorAttention(torch.autograd.Function):
         term: Tensor | None,
         loop_term: Tensor | None,
         call: Call,
-    ) -> Tensor:
+        out_dtype: torch.dtype,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         inputs = Inputs(value, row, col, param, term, loop_term)
-        state = _forward(call, inputs)
+        state = forward(call, inputs, out_dtype)
         ctx.call, ctx.value_like = call, attention.like(value)
         # The gradient of values that are no vectors of scores reads weights alone.
         if col is None or any(ctx.needs_input_grad[1:6]):
-            ctx.save_for_backward(*inputs, *state[:3])
+            ctx.save_for_backward(*inputs, *state[:3], state.weights)
         else:
-            ctx.save_for_backward(None, *inputs[1:], None, *state[1:3])
-        return state.out
+            ctx.save_for_backward(None, *inputs[1:], None, *state[1:3], None)
+        return state.out if state.weights is None else (state.out, state.weights)
 
     @staticmethod
     @batchable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad: Tensor, share: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
         call, needs = ctx.call, ctx.needs_input_grad
-        value, *inputs, out, m, total = ctx.saved_tensors
+        value, *inputs, out, m, total, weight = ctx.saved_tensors
         inputs = Inputs(attention.present(value, ctx.value_like), *inputs)
         if torch.is_grad_enabled():
             inputs = Inputs(*attention.aliased(inputs))
             again = by_reference(call, inputs)
-            return (*attention.differentiate(again, inputs, grad, needs), None)
+            if share is not None:
+                again = torch.cat([again.flatten(), weights(call, inputs)[0].flatten()])
+                grad = torch.cat([grad.flatten(), share.flatten()])
+            return (*attention.differentiate(again, inputs, grad, needs), None, None)
         out = attention.present(out, attention.like(grad))
-        state = State(out, m, total, None, None)
+        state = State(out, m, total, None, None, weight)
+        share = None if weight is None else share
         wanted = Wanted(needs[4], needs[5], call.objective != "memory")
-        return (*gradients(call, inputs, grad, state, wanted), None)
+        return (*gradients(call, inputs, grad, state, wanted, share), None, None)
 
 
-def _forward(call: Call, inputs: Inputs) -> State:
+def forward(call: Call, inputs: Inputs, out_dtype: torch.dtype) -> State:
+    """Run the forward."""
     operands = inputs.operands(call.mask, call.seed)
-    return attention.forward(call, operands, inputs.out_dtype(), positive=False)
+    return attention.forward(call, operands, out_dtype, positive=False)
 
 
 def gradients(
-    call: Call, inputs: Inputs, grad: Tensor, state: State, wanted: Wanted
+    call: Call,
+    inputs: Inputs,
+    grad: Tensor,
+    state: State,
+    wanted: Wanted,
+    share: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the inputs, each in its dtype; None where there is none."""
-    operands = inputs.operands(call.mask, call.seed)
+    """Gradients of the inputs, each in its dtype; None where there is none.
+
+    `share` is the gradient of the weights, where these are a result.
+    """
+    if share is not None:
+        share = share.contiguous()
+    operands = inputs.operands(call.mask, call.seed)._replace(share=share)
     plan = attention.attention_plan(
         "edge_attention_backward", call, inputs.value, grad.dtype
     )
@@ -111,9 +130,21 @@ def gradients(
 
 def vector_attention(call: Call, inputs: Inputs) -> Tensor:
     """Edge attention with scores of two vectors, differentiable."""
+    dtype = inputs.out_dtype()
     if wants_grad(*inputs):
-        return apply_function(_VectorAttention, *inputs, call)
-    return _forward(call, inputs).out
+        return apply_function(_VectorAttention, *inputs, call, dtype)
+    return forward(call, inputs, dtype).out
+
+
+def with_weights(
+    call: Call, inputs: Inputs, out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The same and the weights of the edges ``[E, H]``, both differentiable."""
+    call = call._replace(options=call.options._replace(gives_weights=True))
+    if wants_grad(*inputs):
+        return apply_function(_VectorAttention, *inputs, call, out_dtype)
+    state = forward(call, inputs, out_dtype)
+    return state.out, state.weights
 
 
 def by_reference(call: Call, inputs: Inputs) -> Tensor:
@@ -131,19 +162,5 @@ def weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
         call: The call.
         inputs: Its inputs; of the values only GATv2's, its vectors, are read.
     """
-    operands, options = inputs.operands(call.mask, call.seed), call.options
-    return reference.vector_attention_weights(
-        call.graph,
-        operands.row,
-        operands.col,
-        operands.param,
-        scale=options.scale,
-        edge_term=operands.term,
-        loop_term=operands.loop_term,
-        num_loops=options.num_loops,
-        edge_mask=call.mask,
-        keep=scatter_attention.kept(
-            call.graph, call.seed, operands.row.size(1), options
-        ),
-        dropout=options.dropout,
-    )
+    operands = inputs.operands(call.mask, call.seed)
+    return scatter_attention.weights(call.graph, operands, call.options)

@@ -40,16 +40,17 @@ def _forward(
     num_loops: int,
     dropout: float,
     objective: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+    gives_weights: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     graph = Graph.from_handle(index, layout, num_src, num_dst)
-    options = Options(scale, num_loops, dropout, score)
+    options = Options(scale, num_loops, dropout, score, gives_weights)
     call = attention.Call(graph, options, mask, seed, objective)
-    inputs = Inputs(value, row, col, param, term, loop_term)
-    dtype, operands = inputs.out_dtype(), inputs.operands(mask, seed)
-    plan = attention.attention_plan("edge_attention", call, value, dtype)
-    state = plan.run(graph, operands, options, False)
-    real = state_dtype(dtype)
-    return state.out, state.m.to(real), state.total.to(real)
+    operands = Inputs(value, row, col, param, term, loop_term).operands(mask, seed)
+    plan = attention.attention_plan("edge_attention", call, value, out_dtype)
+    state, real = plan.run(graph, operands, options, False), state_dtype(out_dtype)
+    weights = value.new_empty(0) if state.weights is None else state.weights
+    return state.out, state.m.to(real), state.total.to(real), weights.to(real)
 
 
 def _backward(
@@ -67,6 +68,7 @@ def _backward(
     mask: Tensor | None,
     seed: Tensor | None,
     state: Sequence[Tensor],
+    share: Tensor | None,
     score: str,
     scale: float,
     num_loops: int,
@@ -80,9 +82,8 @@ def _backward(
     call = attention.Call(graph, options, mask, seed, objective)
     inputs = Inputs(value, row, col, param, term, loop_term)
     wanted = Wanted(wants_term, wants_loop_term, objective != "memory")
-    found = vector_attention.gradients(
-        call, inputs, grad, State(*state, None, None), wanted
-    )
+    kept = State(*state[:3], None, None, state[3])
+    found = vector_attention.gradients(call, inputs, grad, kept, wanted, share)
     if found[2] is None and col is not None:
         # One tensor came twice, and the values' gradient is that of both.
         found = (*found[:2], torch.zeros_like(col), *found[3:])
@@ -102,10 +103,12 @@ def _(
     value: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    shape, dtype = (num_dst, value.size(1)), reference.promoted(value, *rest[:5])
+    *_, gives_weights, dtype = rest
+    shape = (num_dst, value.size(1))
     out = value.new_empty(*shape, value.size(2), dtype=dtype)
     m = value.new_empty(shape, dtype=state_dtype(dtype))
-    return out, m, torch.empty_like(m)
+    size = (index[-1].size(-1), value.size(1)) if gives_weights else (0,)
+    return out, m, torch.empty_like(m), m.new_empty(size)
 
 
 @backward_op.register_fake
@@ -127,11 +130,12 @@ def _(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     index, *ctx.relation = inputs[:4]
-    ctx.num_index, ctx.numbers = len(index), inputs[12:]
+    ctx.num_index, ctx.numbers = len(index), inputs[12:17]
+    ctx.gives_weights = inputs[17]
     ctx.save_for_backward(*index, *inputs[4:12], *output)
 
 
-def _vjp(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+def _vjp(ctx: Any, grad: Tensor, _: Any, __: Any, share: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     index, tensors = list(saved[: ctx.num_index]), saved[ctx.num_index :]
     # Terms come ninth and tenth among the arguments.
@@ -142,13 +146,14 @@ def _vjp(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
         grad,
         *tensors[:8],
         list(tensors[8:]),
+        share if ctx.gives_weights else None,
         *ctx.numbers,
         *wanted,
     )
     found = _given(found, tensors[:4], (True,) * 4) + _given(
         found[4:], tensors[4:6], wanted
     )
-    return ([None] * len(index), None, None, None, *found, *[None] * 7)
+    return ([None] * len(index), None, None, None, *found, *[None] * 9)
 
 
 def _given(
@@ -173,8 +178,25 @@ def attend(
     objective: str,
 ) -> Tensor:
     """:func:`vector_attention.vector_attention` as one node of a compiled graph."""
+    last = (objective, False, inputs.out_dtype())
     numbers = (options.score, options.scale, options.num_loops, options.dropout)
-    return forward_op(*relation.args(), *inputs, mask, seed, *numbers, objective)[0]
+    return forward_op(*relation.args(), *inputs, mask, seed, *numbers, *last)[0]
+
+
+def attend_with_weights(
+    relation: Handle,
+    inputs: Inputs,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+    objective: str,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """:func:`vector_attention.with_weights` as one node of a compiled graph."""
+    last = (objective, True, out_dtype)
+    numbers = (options.score, options.scale, options.num_loops, options.dropout)
+    found = forward_op(*relation.args(), *inputs, mask, seed, *numbers, *last)
+    return found[0], found[3]
 
 
 def _weights(

@@ -207,12 +207,15 @@ def detached(args: Any) -> Any:
 def test_opcheck(form: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     given = Given(form, row("more_sources"), dtype, **options)
     args = arguments(given)
-    torch.library.opcheck(library.forward_op, args)
-    state = library.forward_op(*args)
-    wanted = (args[8] is not None, False)
-    backward = (*args[:4], given.grad, *args[4:12], list(state), *args[12:], *wanted)
-    with torch.no_grad():
-        torch.library.opcheck(library.backward_op, detached(backward))
+    for gives_weights in (False, True):
+        forward = (*args, gives_weights, dtype)
+        torch.library.opcheck(library.forward_op, forward)
+        state = library.forward_op(*forward)
+        share = torch.ones_like(state[3]) if gives_weights else None
+        read = (*args[:4], given.grad, *args[4:12], list(state), share)
+        backward = (*read, *args[12:], args[8] is not None, False)
+        with torch.no_grad():
+            torch.library.opcheck(library.backward_op, detached(backward))
 
 
 @EVERY_FORM
@@ -296,7 +299,7 @@ def test_an_op_gives_every_gradient_though_keys_are_the_values() -> None:
     query, x, _ = given.tensors()
     args = list(arguments(given))
     args[4:7] = [x, query, x]
-    out = library.forward_op(*args)[0]
+    out = library.forward_op(*args, False, x.dtype)[0]
     found = torch.autograd.grad(out.square().sum(), [query, x])
     call = functional.graph_attention(query, x, x, given.edge_index, scale=0.3)
     expected = torch.autograd.grad(call.square().sum(), [query, x])
