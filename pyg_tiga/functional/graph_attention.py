@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from pyg_tiga.functional import edge_features
 from pyg_tiga.functional.arguments import check_dense, check_vectors
 from pyg_tiga.functional.attention_arguments import (
     check_shape,
@@ -27,6 +28,8 @@ def graph_attention(
     *,
     edge_bias: Tensor | None = None,  # [E, H]
     loop_bias: Tensor | None = None,  # [L, H]
+    edge_attr: Tensor | None = None,  # [E, D]
+    edge_proj: Tensor | None = None,  # [H, K, D]
     scale: float | None = None,
     self_loops: bool = False,
     dropout: float = 0.0,
@@ -42,6 +45,9 @@ def graph_attention(
         \mathbf{y}_i = \sum_{e = (j \to i)} \mathrm{softmax}_i(s)_e \, \mathbf{v}_j,
         \qquad s_e = \alpha \langle \mathbf{q}_i, \mathbf{k}_j \rangle + b_e
 
+    With features of edges, :math:`\mathbf{P} \mathbf{e}` is added to key and value of
+    each edge.
+
     From `"Masked Label Prediction: Unified Message Passing Model for Semi-Supervised
     Classification" <https://arxiv.org/abs/2009.03509>`_.
 
@@ -55,6 +61,9 @@ def graph_attention(
             :mod:`pyg_tiga.functional`.
         edge_bias: Added to the scores of edges, ``[E, H]`` in the relation's own order.
         loop_bias: Added to those of the implicit loops, ``[L, H]``.
+        edge_attr: Features of the edges, ``[E, D]``; implicit loops have none.
+        edge_proj: What projects them, ``[H, K, D]``, with values of K channels. There
+            is no tensor of E H K, but there are some of E H.
         scale: Factor of the dot products; ``K ** -0.5`` if absent.
         self_loops: Give each of the first L = min(N_src, N_dst) nodes one loop, in
             place of those that are stored.
@@ -91,7 +100,15 @@ def graph_attention(
         edge_bias,
         loop_bias,
     )
-    return _attend(call, inputs)
+    features = edge_features.features_of(call, query, edge_attr, edge_proj)
+    if features is None:
+        return _attend(call, inputs)
+    if value.size(2) != query.size(2):
+        raise ValueError(
+            f"'value' must have the {query.size(2)} channels of 'query' where there "
+            f"are 'edge_attr' (got {value.size(2)})"
+        )
+    return edge_features.attend(call, inputs, features)
 
 
 def graph_attention_weights(
@@ -101,6 +118,8 @@ def graph_attention_weights(
     *,
     edge_bias: Tensor | None = None,  # [E, H]
     loop_bias: Tensor | None = None,  # [L, H]
+    edge_attr: Tensor | None = None,  # [E, D]
+    edge_proj: Tensor | None = None,  # [H, K, D]
     scale: float | None = None,
     self_loops: bool = False,
     dropout: float = 0.0,
@@ -128,7 +147,11 @@ def graph_attention_weights(
     call = _call(given, relation, query, key, "dot", _scale(scale, query), "time")
     _check_heads(call, query, key)
     key = _expanded(key, query.size(1))
-    return _weights(call, Inputs(key, query, None, None, edge_bias, loop_bias))
+    inputs = Inputs(key, query, None, None, edge_bias, loop_bias)
+    features = edge_features.features_of(call, query, edge_attr, edge_proj)
+    if features is not None:
+        inputs = edge_features.with_terms(call, inputs, features)
+    return _weights(call, inputs)
 
 
 def gatv2_attention(

@@ -10,11 +10,14 @@ from torch_geometric import EdgeIndex
 
 from pyg_tiga.nn._inputs import (
     check_count,
+    check_edges,
     is_edge_list,
+    is_matrix,
     is_sparse_tensor,
     node_counts,
+    num_edges,
 )
-from pyg_tiga.nn._linear import module_of
+from pyg_tiga.nn._linear import has_bias, is_plain, module_of
 from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
@@ -39,6 +42,28 @@ def batch_reasons(x: Any) -> list[str]:
     parts = (x,) if isinstance(x, Tensor) else x
     dims = [part.dim() for part in parts if isinstance(part, Tensor)]
     return [f"'x' has {max(dims)} dimensions"] if any(n > 2 for n in dims) else []
+
+
+def feature_reasons(layer: Any, edge_attr: Any, edge_index: Any) -> list[str]:
+    """Reasons for the parent's path that lie in edge features, or in their map."""
+    if edge_attr is None:
+        return []
+    lin = module_of(layer, "lin_edge")
+    if lin is None:
+        return ["'edge_attr' is added as it is where there is no 'edge_dim'"]
+    reasons = []
+    if is_matrix(edge_index):
+        reasons.append("edge features beside a sparse matrix")
+    if not is_plain(lin) or has_bias(lin):
+        reasons.append("'lin_edge' is not a plain linear map")
+    is_dense = isinstance(edge_attr, Tensor) and edge_attr.layout is torch.strided
+    if not is_dense or edge_attr.dim() != 2:
+        reasons.append("'edge_attr' is no dense matrix")
+    elif edge_attr.size(0) == 1 and not is_matrix(edge_index):
+        check_edges(edge_index)
+        if num_edges(edge_index) != 1:
+            reasons.append("'edge_attr' has one row for all edges")
+    return reasons
 
 
 def attended_counts(

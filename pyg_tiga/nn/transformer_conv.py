@@ -14,13 +14,16 @@ from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._attention import (
     check_dropout,
     dropout_options,
-    feature_reasons,
     head_shape,
     in_parents_dtype,
     join_heads,
 )
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
-from pyg_tiga.nn._gat_edges import parents_edges, with_given_edges
+from pyg_tiga.nn._gat_edges import (
+    check_edge_features,
+    parents_edges,
+    with_given_edges,
+)
 from pyg_tiga.nn._gat_inputs import check_options, matrix_reasons
 from pyg_tiga.nn._inputs import (
     check_device,
@@ -35,6 +38,7 @@ from pyg_tiga.nn._transformer_inputs import (
     attended_counts,
     batch_reasons,
     edges_with_weights,
+    feature_reasons,
     width_reasons,
 )
 
@@ -86,15 +90,17 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
 
     Accelerated: scores, softmax, dropout and aggregation are one operation, whose
     memory does not grow with the edges times the channels, neither forward nor
-    backward. Dropout draws its seed from the generator of the device and gives other
-    masks than PyG's for the same seed.
+    backward; with edge features it grows with the edges times the heads. Dropout draws
+    its seed from the generator of the device and gives other masks than PyG's for the
+    same seed.
 
-    Not accelerated, but PyG's own path: edge features, ``aggr`` other than ``"add"`` or
-    ``"sum"``, hooks on messages or propagation, explain mode, ``decomposed_layers``,
-    another ``node_dim``, overridden methods, ``heads`` or ``out_channels`` changed
-    after construction to another width, batches of node features, matrices with one row
-    of values per entry, tracing and ONNX export. :meth:`explain_plan` says which; with
-    ``PYG_TIGA_STRICT=1`` it is an error.
+    Not accelerated, but PyG's own path: edge features without ``edge_dim``, with a
+    ``lin_edge`` that is not a plain map, or beside a sparse matrix; ``aggr`` other than
+    ``"add"`` or ``"sum"``, hooks on messages or propagation, explain mode,
+    ``decomposed_layers``, another ``node_dim``, overridden methods, ``heads`` or
+    ``out_channels`` changed after construction to another width, batches of node
+    features, matrices with one row of values per entry, tracing and ONNX export.
+    :meth:`explain_plan` says which; with ``PYG_TIGA_STRICT=1`` it is an error.
     """
 
     _pyg_class = torch_geometric.nn.TransformerConv
@@ -171,8 +177,10 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
             found = super().forward(x, edges, edge_attr, return_attention_weights)
             return with_given_edges(found, edge_index) if wants_weights else found
         x_src, x_dst = pair_of(x)
-        counts = self._check(x_src, x_dst, edge_index)
-        out, weights = self._attend(x_src, x_dst, edge_index, counts, wants_weights)
+        counts = self._check(x_src, x_dst, edge_index, edge_attr)
+        out, weights = self._attend(
+            x_src, x_dst, edge_index, edge_attr, counts, wants_weights
+        )
         if not torch.compiler.is_compiling():
             self._note_fused()
         out = self._finish(out, x_dst)
@@ -181,20 +189,25 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
     def _reasons(self, x: Any, edge_index: Adj, edge_attr: Any) -> list[str]:
         """Reasons for the parent's path, with those that lie in the inputs."""
         reasons = self._parent_reasons() + width_reasons(self) + batch_reasons(x)
-        reasons += feature_reasons(edge_attr)
+        reasons += feature_reasons(self, edge_attr, edge_index)
         if is_matrix(edge_index):
             if is_traced(edge_index):
                 reasons.append("a sparse matrix under a tracer")
             reasons += matrix_reasons(self, edge_index, edge_attr, False)
         return reasons
 
-    def _check(self, x_src: Any, x_dst: Any, edge_index: Adj) -> tuple[int, int]:
+    def _check(
+        self, x_src: Any, x_dst: Any, edge_index: Adj, edge_attr: Any
+    ) -> tuple[int, int]:
         """Check all operands before anything is launched; gives (N_src, N_dst)."""
         check_edges(edge_index)
-        if module_of(self, "lin_edge") is not None:
-            raise ValueError(
-                "'edge_attr' must be given to a layer with 'edge_dim' (got None)"
-            )
+        lin_edge = module_of(self, "lin_edge")
+        if lin_edge is not None:
+            if edge_attr is None:
+                raise ValueError(
+                    "'edge_attr' must be given to a layer with 'edge_dim' (got None)"
+                )
+            check_edge_features(edge_attr, edge_index, lin_edge)
         self._check_nodes("x", x_src, ("lin_key", "lin_value"), edge_index)
         readers = ("lin_query", "lin_skip") if self.root_weight else ("lin_query",)
         if x_dst is not x_src or not reads_alike(
@@ -221,6 +234,7 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         x_src: Tensor,  # [N_src, F]
         x_dst: Tensor,  # [N_dst, F]
         edge_index: Adj,
+        edge_attr: Tensor | None,  # [E, D]
         counts: tuple[int, int],
         wants_weights: bool,
     ) -> tuple[Tensor, Any]:
@@ -231,6 +245,8 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         value = module_of(self, "lin_value")(x_src).view(shape)
         relation = for_functional(edge_index)
         options = {"size": counts, "flow": self.flow}
+        if edge_attr is not None:
+            options |= self._edge_features(edge_attr, query.dtype)
         dropout = dropout_options(self, query.device)
         out = in_parents_dtype(
             functional.graph_attention(
@@ -243,6 +259,14 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         weight, _ = functional.graph_attention_weights(query, key, relation, **options)
         weight = in_parents_dtype(weight)
         return out, edges_with_weights(edge_index, relation, weight)
+
+    def _edge_features(
+        self, edge_attr: Tensor, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Edge features and their projection, under autocast in its dtype."""
+        weight = module_of(self, "lin_edge").weight  # [H * C, D]
+        proj = weight.view(*head_shape(self), weight.size(1))
+        return {"edge_attr": edge_attr.to(dtype), "edge_proj": proj.to(dtype)}
 
     def _finish(self, out: Tensor, x_dst: Tensor) -> Tensor:
         """Join the heads of ``[N_dst, H, C]`` and add the node itself, or gate it."""

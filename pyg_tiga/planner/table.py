@@ -5,13 +5,30 @@ from __future__ import annotations
 from pyg_tiga.impls import (
     scatter,
     scatter_attention,
+    scatter_edge_features,
     triton_attention,
     triton_attention_backward,
+    triton_edge_features,
     triton_spmm,
     vendor,
     vendor_attention,
 )
 from pyg_tiga.impls.base import Implementation
+
+_FEATURES: dict[str, tuple[Implementation, Implementation]] = {
+    "feature_dots": (
+        triton_edge_features.FEATURE_DOTS,
+        scatter_edge_features.FEATURE_DOTS,
+    ),
+    "feature_sums": (
+        triton_edge_features.FEATURE_SUMS,
+        scatter_edge_features.FEATURE_SUMS,
+    ),
+    "feature_spread": (
+        triton_edge_features.FEATURE_SPREAD,
+        scatter_edge_features.FEATURE_SPREAD,
+    ),
+}
 
 # On the CPU our kernels run only interpreted, which is for tests: there they are
 # refused or asked for by name, and `_CPU` tries them last.
@@ -30,6 +47,7 @@ _CUDA: dict[str, tuple[Implementation, ...]] = {
         triton_attention_backward.ATTENTION_BACKWARD,
         scatter_attention.ATTENTION_BACKWARD,
     ),
+    **_FEATURES,
 }
 
 _CPU: dict[str, tuple[Implementation, ...]] = {
@@ -56,6 +74,7 @@ _CPU: dict[str, tuple[Implementation, ...]] = {
         scatter_attention.ATTENTION_BACKWARD,
         triton_attention_backward.ATTENTION_BACKWARD,
     ),
+    **{op: found[::-1] for op, found in _FEATURES.items()},
 }
 
 

@@ -11,7 +11,9 @@ from pyg_tiga.kernels import (
     attention_rows_backward,
     attention_state,
     edge_attention,
+    edge_features,
     edge_sums,
+    edge_weights,
     node_scores,
 )
 from pyg_tiga.kernels.scores import SCORES
@@ -31,6 +33,8 @@ TYPES = {
             "positive_sum_ptr",
             "part_ptr",
             "sums_ptr",
+            "score_ptr",
+            "share_ptr",
             "part_m_ptr",
             "part_l_ptr",
             "part_positive_ptr",
@@ -81,10 +85,10 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
         }
         flags = {**_score("load_row", "load_col", "score"), **edges}
         kernel = edge_attention.attention_rows
-        kept = {"SAVE_POSITIVE": full, "HAS_BIAS": full}
+        kept = {"SAVE_POSITIVE": full, "HAS_BIAS": full, "SAVE_SCORES": False}
         yield make(kernel, {**flags, **kept, **_WALK}, dtype, index)
         flags |= _score("slope", "vjp_col", "vjp_term")
-        flags |= dict.fromkeys(("GRAD_TERM", "GRAD_LOOP_TERM"), full)
+        flags |= dict.fromkeys(("GRAD_TERM", "GRAD_LOOP_TERM", "HAS_SHARE"), full)
         flags |= {"FACTORED": not full, "ATT_SRC": True, "ATT_DST": not full}
         yield make(
             attention_columns.attention_columns, {**flags, **_WALK}, dtype, index
@@ -120,12 +124,12 @@ def _vectors(
     rest = (dtype, index, 1, "", types)
     flags = {**edges, **_score("load_row", "load_col", "score", score=name)}
     kernel = edge_attention.attention_rows
-    kept = {"SAVE_POSITIVE": False, "HAS_BIAS": False}
+    kept = {"SAVE_POSITIVE": False, "HAS_BIAS": False, "SAVE_SCORES": full}
     yield make(kernel, {**flags, **kept}, *rest)
     flags |= {"FACTORED": False, **_score("slope", score=name)}
     made = _score("vjp_col", "vjp_term", score=name)
     made |= dict.fromkeys(("ATT_SRC", "ATT_DST"), False)
-    made |= {"GRAD_TERM": True, "GRAD_LOOP_TERM": True}
+    made |= {"GRAD_TERM": True, "GRAD_LOOP_TERM": True, "HAS_SHARE": full}
     yield make(attention_columns.attention_columns, {**flags, **made}, *rest)
     flags |= _score("vjp_row", "vjp_param", score=name)
     kernel = attention_rows_backward.attention_rows_backward
@@ -154,11 +158,25 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     blocks = {"BLOCK_R": 4, "BLOCK_E": 32, "BLOCK_W": 4}
     flags = {"SPLIT": True, "HAS_START": True, **blocks}
     yield make(edge_sums.edge_sums, flags, "fp32", index)
+    yield from _features(make, dtype, index)
     flags = {"SECOND": True, "BLOCK_N": 8, **_SHAPE, **_TILE}
     yield make(node_scores.node_scores, flags, dtype, index, 4)
     yield make(node_scores.node_scores_backward, flags, dtype, index, 8)
     flags = {"BLOCK_P": 512, "BLOCK_W": 16}
     yield make(node_scores.sum_partials, flags, "fp32", index, 8)
+
+
+def _features(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
+    """Weights of edges, and their products with features."""
+    blocks = {"BLOCK_R": 2, "BLOCK_E": 8, "BLOCK_H": 4}
+    flags = {"HEADS": 4, "SPLIT": True, "HAS_PERM": True, **blocks}
+    yield make(edge_weights.edge_weights, {**flags, "DROPOUT": True}, "fp32", index)
+    for width in (16, 200):
+        shape = {"WIDTH": width, "BLOCK_D": min(width, 128)}
+        for name in ("feature_dots", "feature_sums", "feature_spread"):
+            kernel = getattr(edge_features, name)
+            types = {"weight_ptr": "*fp32"}
+            yield make(kernel, {**flags, **shape}, dtype, index, 1, "", types)
 
 
 def _score(*names: str, score: str = "additive") -> dict[str, Any]:

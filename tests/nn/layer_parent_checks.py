@@ -9,7 +9,6 @@ from torch_geometric.nn import MessagePassing
 
 import pyg_tiga as tg
 from tests.nn.layer_checks import (
-    EDGE_DIM,
     LOOPED,
     assert_parents_path,
     features,
@@ -193,19 +192,6 @@ class ParentDuties(Base):
         layer.register_message_forward_hook(lambda *args: None)
         with pytest.raises(tg.UnsupportedError, match="hooks are registered"):
             layer(X, EDGES)
-        layer = self.layer(8, 3, edge_dim=EDGE_DIM)
-        with pytest.raises(tg.UnsupportedError, match="edge features have no fused"):
-            layer(X, EDGES, EDGE_ATTR)
-
-    @pytest.mark.parametrize("weights", [False, True])
-    def test_edge_features_are_the_parents(self, weights):
-        options = {"heads": 2, "edge_dim": EDGE_DIM, "dtype": torch.float32}
-        ours, theirs = pair_of_layers(self.layer, 8, 3, **options)
-        args = (X, EDGES, EDGE_ATTR, *([True] if weights else []))
-        torch.testing.assert_close(ours(*args), theirs(*args))
-        assert_parents_path(ours, "edge features have no fused form yet")
-        graph = (X, CASE.graph(), *args[2:])
-        torch.testing.assert_close(ours(*graph), theirs(*args))
 
     @ignore_sparse_warnings
     def test_values_of_a_graph_are_ignored(self):

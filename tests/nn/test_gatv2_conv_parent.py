@@ -10,12 +10,14 @@ import pyg_tiga as tg
 from pyg_tiga.nn import GATv2Conv
 from tests.nn.layer_checks import (
     BIPARTITE,
+    EDGE_DIM,
     assert_parents_path,
     features,
     pair_of_layers,
     twin_of,
 )
 from tests.nn.layer_parent_checks import (
+    CASE,
     EDGE_ATTR,
     EDGES,
     ParentDuties,
@@ -35,6 +37,19 @@ HOOKS = [
 class TestParentsPath(ParentDuties):
     layer = GATv2Conv
     rich: ClassVar = {"residual": True}
+
+    @pytest.mark.parametrize("weights", [False, True])
+    def test_edge_features_are_the_parents(self, weights, monkeypatch):
+        options = {"heads": 2, "edge_dim": EDGE_DIM, "dtype": torch.float32}
+        ours, theirs = pair_of_layers(GATv2Conv, 8, 3, **options)
+        args = (X, EDGES, EDGE_ATTR, *([True] if weights else []))
+        torch.testing.assert_close(ours(*args), theirs(*args))
+        assert_parents_path(ours, "edge features have no fused form yet")
+        graph = (X, CASE.graph(), *args[2:])
+        torch.testing.assert_close(ours(*graph), theirs(*args))
+        monkeypatch.setenv("PYG_TIGA_STRICT", "1")
+        with pytest.raises(tg.UnsupportedError, match="edge features have no fused"):
+            ours(*args)
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -7,8 +7,9 @@ import torch
 
 import pyg_tiga as tg
 from pyg_tiga.nn import TransformerConv
-from tests.nn.layer_checks import assert_parents_path, pair_of_layers
+from tests.nn.layer_checks import EDGE_DIM, assert_parents_path, pair_of_layers
 from tests.nn.layer_parent_checks import (
+    EDGE_ATTR,
     EDGES,
     ParentDuties,
     X,
@@ -99,7 +100,21 @@ def test_edge_features_without_edge_dim_are_added_by_the_parent(flag):
     args = (X, EDGES, edge_attr, flag)
     torch.testing.assert_close(ours(*args), theirs(*args))
     assert not torch.allclose(theirs(X, EDGES), theirs(*args[:3]))
-    assert_parents_path(ours, "edge features have no fused form yet")
+    assert_parents_path(ours, "where there is no 'edge_dim'")
+
+
+def test_edge_features_that_the_parent_reads_otherwise():
+    options = {"heads": 2, "edge_dim": EDGE_DIM, "dtype": torch.float32}
+    ours, theirs = pair_of_layers(TransformerConv, 8, 3, **options)
+    for layer in (ours, theirs):
+        layer.lin_edge.register_forward_hook(lambda _, __, out: 2 * out)
+    args = (X, EDGES, EDGE_ATTR)
+    torch.testing.assert_close(ours(*args), theirs(*args))
+    assert_parents_path(ours, "'lin_edge' is not a plain linear map")
+    ours, theirs = pair_of_layers(TransformerConv, 8, 3, **options)
+    args = (X, EDGES, EDGE_ATTR[:1])
+    torch.testing.assert_close(ours(*args), theirs(*args))
+    assert_parents_path(ours, "'edge_attr' has one row for all edges")
 
 
 def test_batches_are_the_parents():

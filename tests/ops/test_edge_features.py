@@ -1,0 +1,144 @@
+"""Products of edge features and vectors of their destinations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pyg_tiga.impls import scatter_edge_features
+from pyg_tiga.ops import edge_features
+from pyg_tiga.ops.edge_features import product
+from pyg_tiga.planner import pin
+from pyg_tiga.relation.graph import Graph
+
+NAMES = ("feature_dots", "feature_sums", "feature_spread")
+SHAPES = [(1, 1), (4, 16), (3, 5), (1, 200), (9, 33)]
+
+
+def make_graph(device="cpu", *, is_sorted=False):
+    """A hub that is cut into pieces, rows without edges, and short ones."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.cat([torch.full((600,), 3), torch.randint(8, (60,))])
+    target = target.sort().values if is_sorted else target
+    source = torch.randint(7, (660,), generator=generator)
+    edge_index = torch.stack([source, target]).to(device)
+    return Graph.from_edge_index(edge_index, num_src=7, num_dst=11)
+
+
+def operands(name, graph, heads, width, dtype=torch.float64, weights=None):
+    generator = torch.Generator().manual_seed(1)
+    vectors = torch.randn(graph.num_dst, heads, width, generator=generator)
+    features = torch.randn(graph.num_edges, width, generator=generator)
+    weight = torch.rand(graph.num_edges, heads, generator=generator)
+    given = {
+        "feature_dots": (vectors, features),
+        "feature_sums": (weight, features),
+        "feature_spread": (weight, vectors),
+    }[name]
+    found = [x.to(graph.device, dtype) for x in given]
+    if name != "feature_dots" and weights is not None:
+        found[0] = found[0].to(weights)
+    return [x.requires_grad_() for x in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_of_every_order(name):
+    graph = make_graph()
+    given = operands(name, graph, 2, 3)
+
+    def call(*given):
+        return product(name, graph, *given, torch.float64)
+
+    assert torch.autograd.gradcheck(call, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, given, fast_mode=True)
+
+
+@pytest.mark.parametrize("is_sorted", [False, True])
+@pytest.mark.parametrize(("heads", "width"), SHAPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels(device, name, heads, width, is_sorted):
+    graph = make_graph(device, is_sorted=is_sorted)
+    given = operands(name, graph, heads, width, torch.float32)
+    with pin("triton"):
+        found = product(name, graph, *given, torch.float32)
+        grads = torch.autograd.grad(found.sin().sum(), given)
+    exact = [x.detach().double().requires_grad_() for x in given]
+    expected = scatter_edge_features.product(name, graph, *exact)
+    wanted = torch.autograd.grad(expected.sin().sum(), exact)
+    for x, y in zip((found, *grads), (expected, *wanted), strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_adds_in_float32(device, name, dtype):
+    graph = make_graph(device)
+    given = operands(name, graph, 4, 16, dtype, torch.float32)
+    out = torch.float32 if name == "feature_dots" else dtype
+    with pin("triton"):
+        found = product(name, graph, *given, out)
+    expected = scatter_edge_features.product(
+        name, graph, *[x.detach().double() for x in given]
+    )
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert found.dtype == out
+    assert error < (1e-6 if out == torch.float32 else torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_repeat(device, name):
+    graph = make_graph(device)
+    given = operands(name, graph, 4, 16, torch.float32)
+    with pin("triton"):
+        first, *rest = (product(name, graph, *given, torch.float32) for _ in range(3))
+    assert all(torch.equal(first, again) for again in rest)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_and_transformed(name):
+    graph = make_graph()
+    given = operands(name, graph, 2, 3)
+
+    def call(*given):
+        return product(name, graph, *given, torch.float64)
+
+    expected = call(*given)
+    batched = torch.func.vmap(call)(*[torch.stack([x, x]) for x in given])
+    torch.testing.assert_close(batched[1], expected)
+    index = graph.edge_index()
+
+    def through_op(*given):
+        from pyg_tiga.functional.relations import relation_for_ops
+
+        related = relation_for_ops(index, 7, (7, 11), "source_to_target")
+        return product(name, related, *given, torch.float64)
+
+    compiled = torch.compile(through_op, backend="aot_eager", fullgraph=True)
+    found = compiled(*given)
+    torch.testing.assert_close(found, expected)
+    for x, y in zip(
+        torch.autograd.grad(found.sin().sum(), given),
+        torch.autograd.grad(expected.sin().sum(), given),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name, dtype):
+    graph = make_graph()
+    given = operands(name, graph, 2, 3, dtype)
+    out = torch.float32 if dtype == torch.bfloat16 else dtype
+    torch.library.opcheck(edge_features._op, (*graph.handle(), *given, name, out))
+
+
+@pytest.mark.parametrize("heads", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_to_do(name, heads):
+    edge_index = torch.empty(2, 0, dtype=torch.long)
+    graph = Graph.from_edge_index(edge_index, num_src=3, num_dst=3)
+    given = operands(name, graph, heads, 4)
+    found = product(name, graph, *given, torch.float64)
+    assert not found.any()
+    torch.autograd.grad(found.sum(), given)
