@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.records import FORM_TAGS, Record, Run
+from benchmarks.records import FORM_TAGS, MODE_TAGS, Record, Run
 
 OURS, FLOOR = "pyg_tiga", "floor"
 Cell = tuple[str, str, str, str]  # case, op, phase, dtype
@@ -133,3 +133,11 @@ def against_base(base: Run, run: Run) -> list[tuple[Record, float, float]]:
         if ratio is not None and low is not None:
             found.append((record, ratio, low))
     return found
+
+
+def slowest_against(base: Run, run: Run) -> float | None:
+    """The least low bound of them, of times that count on the device."""
+    lows = [
+        low for record, _, low in against_base(base, run) if not record.tags(MODE_TAGS)
+    ]
+    return min(lows, default=None)

@@ -86,10 +86,14 @@ class Case(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """A prepared implementation: ``run(i)`` computes on input set i."""
+    """A prepared implementation: ``run(i)`` computes on input set i.
+
+    ``restore`` brings results into the order of the check, outside of what is timed.
+    """
 
     run: Callable[[int], Results]
     relation_bytes: Callable[[], int] | None = None
+    restore: Callable[[Results], Results] = lambda results: results
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,15 @@ class Candidate:
 class Workload:
     """A case on its graph: who runs, the check, and the bytes of its floor.
 
-    ``loops`` counts implicit self-loops.
+    Args:
+        case: ``<graph>/<shape>``.
+        candidates: Who runs.
+        check: The error of a result.
+        sets: How many input sets there are.
+        gather_bytes: Bytes of one gather of a row per edge.
+        gathers: So many of them are in the floor.
+        loops: Implicit self-loops.
+        more_bytes: What else the floor must move, such as edge features.
     """
 
     case: str
@@ -125,6 +137,7 @@ class Workload:
     gather_bytes: int
     gathers: int = 1
     loops: int | None = None
+    more_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,7 +210,7 @@ class TimedCase:
 
     def _measure(self, trial: _Trial, work: Workload, context: Context) -> None:
         call = trial.call = trial.candidate.build()
-        trial.rel_err = work.check(call.run(0))
+        trial.rel_err = work.check(call.restore(call.run(0)))
         limit = TOLERANCE[self.dtype]
         note = precision_note(trial.candidate.impl, trial.rel_err, limit)
         if note:
@@ -257,8 +270,11 @@ class TimedCase:
     def _floor(self, work: Workload, context: Context) -> list[Record]:
         if context.copy_gb_s is None:
             return []
-        ms = work.gathers * work.gather_bytes / context.copy_gb_s / 1e6
+        nbytes = work.gathers * work.gather_bytes + work.more_bytes
+        ms = nbytes / context.copy_gb_s / 1e6
         gathers = "1 gather" if work.gathers == 1 else f"{work.gathers} gathers"
+        if work.more_bytes:
+            gathers += f" and {work.more_bytes / MIB:,.0f} MiB"
         timing = Timing(ms, ms, ms, ms)
         cell = self._identity(context, work)
         return [Record(**cell, **timing_fields(timing), impl="floor", note=gathers)]

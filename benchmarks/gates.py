@@ -23,6 +23,7 @@ class Target:
         peer: The peer, where there is one.
         tags: Tags of our records, such as ``cpu``.
         level: ``gate`` must hold, ``aim`` should.
+        allowance: MiB of ours that do not count.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Target:
     peer: str = ""
     tags: frozenset[str] = field(default_factory=frozenset)
     level: str = "gate"
+    allowance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,22 @@ def _mean_speed(target: Target, found: Lookup) -> float | None:
 
 
 def _memory(target: Target, found: Lookup) -> float | None:
+    peaks = _peaks(target, found)
+    return peaks[1] / peaks[0] if peaks else None
+
+
+def _over_peak(target: Target, found: Lookup) -> float | None:
+    peaks = _peaks(target, found)
+    return (peaks[0] - target.allowance) / peaks[1] if peaks else None
+
+
+def _peaks(target: Target, found: Lookup) -> tuple[float, float] | None:
     (cell,) = target.cells
-    ours, peer = found.find(cell, OURS), found.find(cell, target.peer)
+    ours = found.find(cell, OURS, target.tags)
+    peer = found.find(cell, target.peer, target.tags)
     if not (ours and peer and ours.peak_mib and peer.peak_mib):
         return None
-    return peer.peak_mib / ours.peak_mib
+    return ours.peak_mib, peer.peak_mib
 
 
 def _milliseconds(target: Target, found: Lookup) -> float | None:
@@ -155,6 +168,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "speed": _least_speed,
     "mean speed": _mean_speed,
     "memory": _memory,
+    "over peak": _over_peak,
     "milliseconds": _milliseconds,
     "over own": _over_own,
     "speed over own": _speed_over_own,
@@ -164,7 +178,14 @@ EVALUATORS: dict[str, Evaluator] = {
     "best of several": _best_of_several,
     "accuracy": _accuracy,
 }
-AT_MOST = ("milliseconds", "over own", "over floor", "peak", "accuracy")
+AT_MOST = (
+    "milliseconds",
+    "over own",
+    "over floor",
+    "over peak",
+    "peak",
+    "accuracy",
+)
 
 
 def evaluate(runs: Sequence[Run], targets: Sequence[Target]) -> list[Verdict]:

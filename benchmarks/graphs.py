@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,6 +77,7 @@ class BenchGraph:
     edge_index: Tensor  # [2, E]
     num_nodes: int
     _compressed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _forms: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_edges(self) -> int:
@@ -96,6 +98,12 @@ class BenchGraph:
             )
             self._compressed[by] = pointer, self.edge_index[1 - by].int()[order]
         return self._compressed[by]
+
+    def form(self, peer: str, make: Callable[[], Any]) -> Any:
+        """A peer's own form of the graph, made once."""
+        if peer not in self._forms:
+            self._forms[peer] = make()
+        return self._forms[peer]
 
     def to(self, device: torch.device | str) -> BenchGraph:
         """The same graph on another device."""

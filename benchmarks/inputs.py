@@ -96,6 +96,53 @@ def draw_attention(
     return AttentionInputs(drawn(wide, True), *scores, drawn(wide, False))
 
 
+@dataclass(frozen=True)
+class VectorInputs:
+    """Input sets of a core whose scores come from two vectors, and cotangents."""
+
+    leaves: list[tuple[Tensor, ...]]  # each requires a gradient
+    grad: list[Tensor]  # [N, H, C] each
+
+    @property
+    def sets(self) -> int:
+        """How many sets there are."""
+        return len(self.leaves)
+
+
+def draw_vectors(
+    num_nodes: int,
+    heads: int,
+    channels: int,
+    dtype: torch.dtype,
+    *,
+    count: int,
+    has_att: bool,
+    device: torch.device,
+    seed: int,
+) -> VectorInputs:
+    """Draw ``count`` vectors a node, for every phase alike.
+
+    With ``has_att`` one parameter ``[1, H, C]`` follows them in every set, the same.
+    """
+    generator = torch.Generator(device=device).manual_seed(seed)
+    shape = (num_nodes, heads, channels)
+    nbytes = (count + 1) * num_nodes * heads * channels * dtype.itemsize
+    sets = measure.input_sets(nbytes, device)
+
+    def drawn() -> Tensor:
+        return _normal(shape, generator).to(dtype)
+
+    att: tuple[Tensor, ...] = ()
+    if has_att:
+        # Scores of about unit size, as layers have them at their start.
+        weights = _normal((1, heads, channels), generator) * channels**-0.5
+        att = (torch.nn.Parameter(weights.to(dtype)),)
+    leaves = [
+        (*(drawn().requires_grad_() for _ in range(count)), *att) for _ in range(sets)
+    ]
+    return VectorInputs(leaves, [drawn() for _ in range(sets)])
+
+
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, device=generator.device)
 

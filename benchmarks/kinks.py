@@ -19,6 +19,10 @@ from benchmarks.checks import Edges
 GAP = 2.0**-7  # of score terms; half of it is over twice what rounding may do to a sum
 UNIT_ROUNDOFF = 2.0**-24  # of float32
 ATTENTION = ("att_src", "att_dst")
+X_UNIT, WEIGHT_UNIT = 2.0**-5, 2.0**-9  # of a GATv2Conv whose sums are exact
+SUM_UNIT = X_UNIT * WEIGHT_UNIT
+MANTISSA = 2.0**24  # integers up to it are exact in float32
+GATV2_LINEAR = ("lin_l", "lin_r")  # of sources and of destinations
 
 Parameters = Mapping[str, Tensor]
 
@@ -67,3 +71,37 @@ def undecided(edges: Edges, x: Tensor, parameters: Parameters) -> int:
 def _directions(weight: Tensor, att: Tensor) -> Tensor:
     """The features' weights in the score terms, ``[H, K]``."""
     return (att[0][..., None] * weight.view(*att.shape[1:], -1)).sum(1)
+
+
+@torch.no_grad()
+def make_sums_exact(x: Tensor, parameters: Parameters) -> None:
+    """Round features and a GATv2Conv's projections in place, so that no sum is near 0.
+
+    Each channel has a kink of its own, too many to keep features off them. But where
+    features and weights are multiples of a unit and few enough bits wide, float32 has
+    every projection exactly, in whatever order it adds up. The biases of the sources
+    are multiples and a half: no sum of a source and a destination is 0.
+    """
+    x.copy_((x / X_UNIT).round_().mul_(X_UNIT))
+    for name, offset in zip(GATV2_LINEAR, (0.5, 0.0), strict=True):
+        weight, bias = (parameters[f"{name}.{part}"] for part in ("weight", "bias"))
+        weight.copy_((weight / WEIGHT_UNIT).round_().mul_(WEIGHT_UNIT))
+        bias.copy_((bias / SUM_UNIT).round_().add_(offset).mul_(SUM_UNIT))
+
+
+@torch.no_grad()
+def has_exact_sums(x: Tensor, parameters: Parameters) -> bool:
+    """Whether float32 has the sums in GATv2's scores exactly, and none of them is 0."""
+    largest = 0.0
+    for name, offset in zip(GATV2_LINEAR, (0.5, 0.0), strict=True):
+        weight, bias = (parameters[f"{name}.{part}"] for part in ("weight", "bias"))
+        shifted = bias.double() - offset * SUM_UNIT
+        if not (_is_multiple(weight, WEIGHT_UNIT) and _is_multiple(shifted, SUM_UNIT)):
+            return False
+        reach = weight.double().abs().sum(1) * x.double().abs().max()
+        largest += float((reach + bias.double().abs()).max())
+    return _is_multiple(x, X_UNIT) and largest <= MANTISSA * SUM_UNIT / 2
+
+
+def _is_multiple(values: Tensor, unit: float) -> bool:
+    return bool((values.double() / unit).frac().eq(0).all())

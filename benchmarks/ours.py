@@ -61,3 +61,48 @@ def additive_attention(
     return functional.additive_attention(
         edge_index, value, alpha_src, alpha_dst, self_loops=True
     )
+
+
+def gatv2_attention(
+    edge_index: Tensor,
+    x_src: Tensor,  # [N, H, C]
+    x_dst: Tensor,  # [N, H, C]
+    att: Tensor,  # [1, H, C]
+    **options: Any,
+) -> Tensor:
+    """A GATv2Conv without its projections and self-loops: [N, H, C]."""
+    from pyg_tiga import functional
+
+    att = att.view(att.shape[1:])
+    return functional.gatv2_attention(edge_index, x_src, x_dst, att, **options)
+
+
+def dot_attention(
+    edge_index: Tensor,
+    query: Tensor,  # [N, H, C]
+    key: Tensor,  # [N, H, C]
+    value: Tensor,  # [N, H, C]
+    **options: Any,
+) -> Tensor:
+    """A TransformerConv without its projections: [N, H, C]."""
+    from pyg_tiga import functional
+
+    return functional.graph_attention(query, key, value, edge_index, **options)
+
+
+def gatv2_conv(
+    in_channels: int, out_channels: int, heads: int, **options: Any
+) -> torch.nn.Module:
+    """A GATv2Conv."""
+    from pyg_tiga.nn import GATv2Conv
+
+    return GATv2Conv(in_channels, out_channels, heads, **options)
+
+
+def transformer_conv(
+    in_channels: int, out_channels: int, heads: int, **options: Any
+) -> torch.nn.Module:
+    """A TransformerConv."""
+    from pyg_tiga.nn import TransformerConv
+
+    return TransformerConv(in_channels, out_channels, heads, **options)

@@ -41,6 +41,13 @@ def with_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     return add_self_loops(bare, num_nodes=num_nodes)[0]  # [2, E + N]
 
 
+def share_parameters(module: torch.nn.Module, other: torch.nn.Module) -> None:
+    """Make the parameters of ``other`` those of a module of the same form."""
+    for name, parameter in other.named_parameters():
+        owner, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(owner), attribute, parameter)
+
+
 def compiled(module: torch.nn.Module) -> torch.nn.Module:
     """A module under ``torch.compile``, from an empty compile cache in memory."""
     torch.compiler.reset()

@@ -17,7 +17,8 @@ import torch
 RESULTS = Path(__file__).parent / "results"
 UNKNOWN = "unknown"
 MODE_TAGS = ("eager", "cpu", "host", "accuracy", "optimizer")
-FORM_TAGS = ("deterministic", "winner scatter")
+LESS_MEMORY = "objective memory"
+FORM_TAGS = ("deterministic", "winner scatter", LESS_MEMORY)
 INACCURATE = "inaccurate"
 
 

@@ -27,15 +27,19 @@ and the row noted `eager` repeats it as plain calls. Every result is held agains
 float64 reference in the same run: ours has no time if it is wrong, and a peer whose
 error is above our tolerance but below 0.1 keeps its time, noted `inaccurate`. Inputs
 are such that there is one gradient for every implementation: those of a maximum have no
-ties, and those of a GATConv no score so near the kink of LeakyReLU that rounding in
-float32 picks its slope. In rows noted `host`, times are the host's, beyond the layer's
-projections, each side by the fastest of its interleaved blocks.
+ties, and those of a GATConv or GATv2Conv no sum in a score so near the kink of
+LeakyReLU that rounding in float32 picks its slope. In rows noted `host`, times are the
+host's, beyond the layer's projections, each side by the fastest of its interleaved
+blocks. Rows noted `objective memory` are ours when it keeps nothing for every edge.
+The floor of a layer with edge features has their bytes in it. Targets whose cells have
+not been run are left out.
 
 `loaded-host` is a run of a newer commit on a machine whose host was busy with other
 work: PyG's own layer took it 2.9 times the host time of the runs beside it. What the
 device bounds is comparable there, and what the host bounds is not.
 
-To measure again: `python -m benchmarks.run --all` on the device.
+To measure again: `python -m benchmarks.run --all` on the device, where
+`benchmarks/setup_peers.sh` installs turbo_gnn and anemoi-models before.
 """
 
 
@@ -88,20 +92,24 @@ def load_runs(results: Path) -> dict[str, Run]:
     return {f"{path.parent.name}, {path.stem}": Run.load(path) for path in files}
 
 
-def target_sections(runs: dict[str, Run]) -> list[str]:
-    """The targets for each place of which there are result files, in its own runs.
+def verdicts(runs: Sequence[Run]) -> list[Verdict]:
+    """The targets all of whose cells were run, with or without a time."""
+    cells = {record.cell[1:5] for run in runs for record in run.records}
+    return [
+        found
+        for found in evaluate(runs, TARGETS)
+        if cells.issuperset(found.target.cells)
+    ]
 
-    A further place shows those that were measured there.
-    """
+
+def target_sections(runs: dict[str, Run]) -> list[str]:
+    """The targets for each place of which there are result files, in its own runs."""
     places: dict[str, list[Run]] = {}
     for name, run in runs.items():
         places.setdefault(name.partition(",")[0], []).append(run)
     parts = []
     for place, found in places.items():
-        verdicts = evaluate(found, TARGETS)
-        if parts:
-            verdicts = [v for v in verdicts if v.value is not None]
-        parts += [f"## Targets, {place}", target_table(verdicts)]
+        parts += [f"## Targets, {place}", target_table(verdicts(found))]
     return parts
 
 

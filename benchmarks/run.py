@@ -15,17 +15,17 @@ from pathlib import Path
 import torch
 
 from benchmarks import measure, ours, records
-from benchmarks.compare import OURS
+from benchmarks.compare import OURS, slowest_against
 from benchmarks.engine import Case, Context
-from benchmarks.gates import Verdict, evaluate
+from benchmarks.gates import Target, Verdict
 from benchmarks.graphs import REPORT_SEED, TUNING_SEEDS, GraphStore
 from benchmarks.records import Record, Run
-from benchmarks.report import target_table
+from benchmarks.report import target_table, verdicts
 from benchmarks.suites import SUITES
 from benchmarks.tables import base_table, comparison_table, failures_table
-from benchmarks.targets import TARGETS
 from pyg_tiga import native
 
+SLOWER_AT_MOST = 1.03  # than the base, in any cell
 log = logging.getLogger("benchmarks")
 
 
@@ -101,14 +101,12 @@ def show(run: Run, base: Path | None) -> None:
     sys.stdout.write("\n\n".join(part for part in parts if part) + "\n\n")
 
 
-def verdicts(runs: Sequence[Run]) -> list[Verdict]:
-    """The targets all of whose cells were run, with or without a time."""
-    cells = {record.cell[1:5] for run in runs for record in run.records}
-    return [
-        found
-        for found in evaluate(runs, TARGETS)
-        if cells.issuperset(found.target.cells)
-    ]
+def against(base: Run, run: Run) -> Verdict:
+    """Whether no cell is slower than in an earlier run."""
+    suites = ", ".join(sorted({record.suite for record in run.records}))
+    text = f"{suites}: slowest cell, times as fast as in the base"
+    target = Target(text, "speed over base", 1 / SLOWER_AT_MOST, ())
+    return Verdict(target, slowest_against(base, run))
 
 
 def failed(found: Sequence[Record]) -> bool:
@@ -138,7 +136,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = [run_suite(n, options, replace(context, suite=n)) for n in names]
     for run in runs:
         show(run, options.base)
-    sys.stdout.write(target_table(verdicts(runs)) + "\n")
+    found = verdicts(runs)
+    if options.base is not None:
+        base = Run.load(options.base)
+        found += [against(base, run) for run in runs]
+    sys.stdout.write(target_table(found) + "\n")
     return int(any(failed(run.records) for run in runs))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from benchmarks.attention_targets import attention_targets
 from benchmarks.gates import Target
 from benchmarks.graphs import SPECS
 
@@ -166,4 +167,5 @@ TARGETS: tuple[Target, ...] = (
     *_gat_layer_targets(),
     *_gat_large_targets(),
     *_gat_other_targets(),
+    *attention_targets(),
 )

@@ -195,9 +195,7 @@ def compiled_layer(parent: torch.nn.Module, shape: Shape) -> torch.nn.Module:
     bare = peers.pyg_gat_conv(
         shape[0] * shape[1], shape[1], shape[0], add_self_loops=False
     )
-    for name, parameter in parent.named_parameters():
-        module, _, attribute = name.rpartition(".")
-        setattr(bare.get_submodule(module), attribute, parameter)
+    peers.share_parameters(bare, parent)
     return peers.compiled(bare)
 
 

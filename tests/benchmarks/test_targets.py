@@ -7,6 +7,7 @@ from benchmarks.gates import EVALUATORS, Target, evaluate
 from benchmarks.graphs import SPECS, data_file
 from benchmarks.records import Record, Run
 from benchmarks.report import document
+from benchmarks.run import against
 from benchmarks.suites import SUITES
 from benchmarks.tables import comparison_table
 from benchmarks.targets import TARGETS
@@ -80,6 +81,10 @@ def test_every_kind_of_target():
         "speed over own": (Target("t", "speed over own", 1.6, two[::-1]), 1.9),
         "over floor": (Target("t", "over floor", 1.05, (CELL,)), 4.2),
         "peak": (Target("t", "peak", 9.0, (CELL,)), 10.0),
+        "over peak": (
+            Target("t", "over peak", 1.0, (CELL,), "pyg", allowance=2.0),
+            0.2,
+        ),
         "completes": (Target("t", "completes", 1.0, (CELL,)), 1.0),
         "best of several": (
             Target("t", "best of several", 1, (CELL,), "pyg", frozenset({"cpu"})),
@@ -178,6 +183,17 @@ def test_comparison_with_an_earlier_run():
         before, run(record("pyg_tiga", 1.0), record("pyg", 9.0))
     )
     assert (found.impl, ratio, low) == ("pyg_tiga", 2.0, 2.0)
+
+
+@pytest.mark.parametrize(("ms", "word"), [(10.2, "PASS"), (10.4, "FAIL")])
+def test_no_cell_may_be_slower_than_the_base(ms, word):
+    other = ("b/F128", *CELL[1:])
+    base = run(record("pyg_tiga", 10.0), record("pyg_tiga", 9.0, cell=other))
+    eager = record("pyg_tiga", 99.0, note="eager")
+    now = run(record("pyg_tiga", ms), record("pyg_tiga", 8.0, cell=other), eager)
+    found = against(base, now)
+    assert (found.value, found.word) == (pytest.approx(10.0 / ms), word)
+    assert against(run(), now).word == "not measured"
 
 
 def test_the_report_shows_losses_failures_and_accuracy():
