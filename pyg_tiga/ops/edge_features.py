@@ -18,7 +18,7 @@ from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import find_plan
 from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.ops.gradients import dtypes_of
-from pyg_tiga.ops.library import Handle, define
+from pyg_tiga.ops.library import Handle, define, needs_in_setup
 from pyg_tiga.relation.graph import Graph
 
 Product = Callable[[str, Any, Tensor, Tensor, torch.dtype], Tensor]
@@ -156,7 +156,7 @@ def _(
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     index, *ctx.relation = inputs[:4]
     first, second, ctx.name, _ = inputs[4:]
-    ctx.dtypes = dtypes_of(first, second, ctx.needs_input_grad[4:6])
+    ctx.dtypes = dtypes_of(first, second, needs_in_setup(ctx, index, inputs))
     ctx.save_for_backward(*_read(first, second, ctx.dtypes), *index)
 
 

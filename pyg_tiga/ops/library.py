@@ -19,6 +19,7 @@ from pyg_tiga.ops import bodies, gradients
 from pyg_tiga.relation.graph import Graph
 
 _REVERSED = ":reversed"
+_RELATION = 4  # arguments of an op
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,21 @@ def _relation(ctx: Any, index: Sequence[Tensor]) -> Handle:
     return Handle(list(index), ctx.layout, ctx.num_src, ctx.num_dst)
 
 
+def needs_in_setup(
+    ctx: Any, index: Sequence[Tensor], inputs: tuple[Any, ...]
+) -> tuple[bool, ...]:
+    """Which of the two arguments behind the relation want a gradient, in an op's setup.
+
+    There PyTorch counts the tensors of a list one by one, and in the backward the list;
+    an argument of its own comes last.
+    """
+    needs = ctx.needs_input_grad
+    first = _RELATION
+    if len(needs) > len(inputs) + 1:
+        first += len(index) - 1
+    return tuple(needs[first : first + 2])
+
+
 def _grads(index: Sequence[Tensor], *rest: Any) -> tuple[Any, ...]:
     """Gradients of an op's arguments: none for the relation's four."""
     return ([None] * len(index), None, None, None, *rest)
@@ -234,7 +250,7 @@ def _grads(index: Sequence[Tensor], *rest: Any) -> tuple[Any, ...]:
 def _spmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     index, *relation, x, weight, ctx.normalize = inputs
     _keep_relation(ctx, index, *relation)
-    wants_x, wants_weight = ctx.needs_input_grad[4:6]
+    wants_x, wants_weight = needs_in_setup(ctx, index, inputs)
     ctx.dtypes = gradients.dtypes_of(x, weight, (wants_x, wants_weight))
     ctx.save_for_backward(
         x if wants_weight else None, weight if wants_x else None, *index
@@ -252,8 +268,8 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 def _sddmm_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     index, *relation, a, b, ctx.normalize = inputs
     _keep_relation(ctx, index, *relation)
-    wants_a, wants_b = needs = ctx.needs_input_grad[4:6]
-    ctx.dtypes = gradients.dtypes_of(a, b, needs)
+    wants_a, wants_b = needs_in_setup(ctx, index, inputs)
+    ctx.dtypes = gradients.dtypes_of(a, b, (wants_a, wants_b))
     ctx.save_for_backward(a if wants_b else None, b if wants_a else None, *index)
 
 
