@@ -98,11 +98,11 @@ using Reads = std::vector<std::vector<size_t>>;
 // The forward's first result is given back. Of the others and the inputs, of which the
 // first have gradients that `reads` tells of, those are kept for the backward that wanted
 // gradients read. The backward's steps take the gradient, the inputs and the results;
-// what is not kept is not there, but where gradients are to be differentiated again an
-// anchor stands for such an input if it has a gradient itself. Calls for which there are none are
-// `otherwise(owner, tensors, grad, needs, edited, usual)`: it gives the gradients, and
-// steps for the next such call or None. `edited` says that the result was kept and is not
-// as it was, `usual` that steps may be of use.
+// what is not kept is not there, but where gradients are to be differentiated again, or
+// carry a tangent, an anchor stands for such an input if it has a gradient itself. Calls
+// for which there are none are `otherwise(owner, tensors, grad, needs, edited, usual)`: it
+// gives the gradients, and steps for the next such call or None. `edited` says that the
+// result was kept and is not as it was, `usual` that steps may be of use.
 struct Formula {
   std::shared_ptr<Steps> forward;
   Reads reads;
@@ -180,8 +180,10 @@ class FormulaBackward : public Node {
     const bool edited = given_ && given_->current_version() != version_;
     const c10::impl::VirtualGuardImpl guard(grad.device().type());
     const auto stream = guard.getStream(grad.device());
-    const bool usual = !edited && !at::GradMode::is_enabled() && grad.dim() == 2 &&
-                       grad.stride(1) == 1 && stream == at_ && are_plain(tensors);
+    // Either way the gradients have to be differentiable.
+    const bool again = at::GradMode::is_enabled() || torch::autograd::isFwGradDefined(grad);
+    const bool usual = !edited && !again && grad.dim() == 2 && grad.stride(1) == 1 &&
+                       stream == at_ && are_plain(tensors);
     std::vector<bool> there;
     for (const auto& tensor : tensors) there.push_back(tensor.defined());
     const Key key{stream.id(), usual ? grad.stride(0) : 0, needs, there};
@@ -193,7 +195,7 @@ class FormulaBackward : public Node {
         return steps->run(raw_, std::move(tensors));
       }
     }
-    if (at::GradMode::is_enabled()) anchor(tensors);
+    if (again) anchor(tensors);
     return otherwise(std::move(tensors), key, edited, usual);
   }
 

@@ -1,7 +1,8 @@
-"""Backwards of many gradients at once, as `is_grads_batched` has them: in turn.
+"""Backwards of gradients that kernels cannot read.
 
-PyTorch runs the backward of a node once, on a tensor that stands for all gradients,
-and kernels cannot read it.
+Many gradients at once, as `is_grads_batched` has them, are one tensor that stands for
+all: the backward runs for each in turn. A gradient with a tangent takes the formulas
+that can be differentiated again, which carry it on.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from torch._C._functorch import (
     maybe_get_level,
 )
 
+from pyg_tiga.ops.transformed import has_tangent
+
 _MOST_LEVELS = 8
 Gradients = tuple[Tensor | None, ...]
 Backward = Callable[..., Gradients]
 
 
 def batchable(backward: Backward) -> Backward:
-    """Let the backward of an autograd function be called on many gradients at once."""
+    """Let the backward of an autograd function be called on all kinds of gradients."""
 
     @functools.wraps(backward)
     def wrapped(ctx: Any, *grads: Tensor) -> Gradients:
         if any(map(_is_batched, grads)):
             return _in_turn(backward, ctx, grads)
+        if has_tangent(*grads):
+            with torch.enable_grad():
+                return backward(ctx, *grads)
         return backward(ctx, *grads)
 
     return wrapped

@@ -1,4 +1,8 @@
-"""The eager road: autograd functions on a `Graph`, and nothing where no gradient is."""
+"""The eager road: autograd functions on a `Graph`, and nothing where no gradient is.
+
+Public functions look for tangents of their operands before they come here; what is
+looked for here are those that a gradient brings along.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from torch import Tensor
 
 from pyg_tiga.ops import bodies, gradients
 from pyg_tiga.ops.batched import batchable
+from pyg_tiga.ops.transformed import TRANSFORMED, has_tangent
 from pyg_tiga.relation.graph import Graph
 
 
@@ -121,12 +126,16 @@ class _Eager:
     def spmm(
         relation: Graph, x: Tensor, weight: Tensor | None, normalize: str
     ) -> Tensor:
+        if has_tangent(x, weight):
+            return TRANSFORMED.spmm(relation, x, weight, normalize)
         if wants_grad(x, weight):
             return apply_function(_Spmm, x, weight, relation, normalize)
         return bodies.spmm(relation, x, weight, normalize)
 
     @staticmethod
     def sddmm(relation: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
+        if has_tangent(a, b):
+            return TRANSFORMED.sddmm(relation, a, b, normalize)
         if wants_grad(a, b):
             return apply_function(_Sddmm, a, b, relation, normalize)
         return bodies.sddmm(relation, a, b, normalize)
@@ -147,6 +156,8 @@ class _Eager:
     def extremum_backward(
         relation: Graph, grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
     ) -> Tensor:
+        if has_tangent(grad):
+            return TRANSFORMED.extremum_backward(relation, grad, x, out, aux, ties)
         if wants_grad(grad):
             return apply_function(_ExtremumBackward, grad, x, out, aux, relation, ties)
         return bodies.spmm_extremum_backward(relation, grad, x, out, aux, ties)
@@ -155,6 +166,8 @@ class _Eager:
     def extremum_select(
         relation: Graph, value: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
     ) -> Tensor:
+        if has_tangent(value):
+            return TRANSFORMED.extremum_select(relation, value, x, out, aux, ties)
         if wants_grad(value):
             return apply_function(_ExtremumSelect, value, x, out, aux, relation, ties)
         return bodies.spmm_extremum_select(relation, value, x, out, aux, ties)

@@ -11,13 +11,17 @@ from torch.autograd import forward_ad
 
 from pyg_tiga import reference
 from pyg_tiga.errors import log_fallback
+from pyg_tiga.relation.csr import Grouping
 from pyg_tiga.relation.graph import Graph
 
 
 def is_active(*operands: Tensor | None) -> bool:
     """Whether a transform of `torch.func` is at work, or an operand has a tangent."""
-    if torch._C._are_functorch_transforms_active():
-        return True
+    return torch._C._are_functorch_transforms_active() or has_tangent(*operands)
+
+
+def has_tangent(*operands: Tensor | None) -> bool:
+    """Whether one of the operands has a tangent."""
     return forward_ad._current_level >= 0 and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None
         for x in operands
@@ -45,6 +49,10 @@ class _Transformed:
     @staticmethod
     def sddmm(relation: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
         note()
+        if normalize == "dst":
+            a = a * _inverse(relation.rows(), a)
+        elif normalize == "src":
+            b = b * _inverse(relation.columns(), b)
         return reference.sddmm(relation, a, b)
 
     @staticmethod
@@ -58,6 +66,28 @@ class _Transformed:
     ) -> Tensor:
         note()
         return reference.spmm_extremum(relation, x, reduce, weight, ties)[0]
+
+    @staticmethod
+    def extremum_backward(
+        relation: Graph, grad: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
+    ) -> Tensor:
+        note()
+        saved = (x, out, aux, ties)
+        return reference.spmm_extremum_backward(relation, grad, *saved)
+
+    @staticmethod
+    def extremum_select(
+        relation: Graph, value: Tensor, x: Tensor, out: Tensor, aux: Tensor, ties: str
+    ) -> Tensor:
+        note()
+        return reference.spmm_extremum_select(relation, value, x, out, aux, ties)
+
+
+def _inverse(rows: Grouping, like: Tensor) -> Tensor:
+    """1 / max(degree, 1) of each row, ``[num_rows, 1]``."""
+    double = like.dtype == torch.float64
+    inverse = rows.degree_inv(torch.float64 if double else torch.float32)
+    return inverse.to(like.dtype).unsqueeze(1)
 
 
 TRANSFORMED = _Transformed()
