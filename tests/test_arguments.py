@@ -151,3 +151,65 @@ def test_the_mean_of_integers_is_a_fraction():
     edges = torch.tensor([[0, 1], [2, 2]])
     out = functional.spmm(edges, x, reduce="mean")
     assert out[2].item() == 1.5
+
+
+@pytest.mark.parametrize("size", [(3.0, 3), (3, 3.0), (True, 3), (3, "3")])
+def test_sizes_that_equal_integers(size):
+    functional.spmm(EDGES, X)
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"'num_(src|dst)' must be an integer"):
+            functional.spmm(EDGES, X, size=size)
+
+
+def test_a_truth_value_is_no_number_of_nodes():
+    with pytest.raises(TypeError, match="'num_nodes' must be an integer"):
+        tg.Graph.from_edge_index(EDGES, True)
+
+
+@pytest.mark.parametrize("size", [(9, 7), (None, 7), (9, None)])
+@pytest.mark.parametrize(
+    "layer", [SAGEConv(4, 2), SAGEConv(4, 2, "std"), GATConv(4, 2)]
+)
+def test_a_size_beside_a_graph(layer, size):
+    if isinstance(layer, GATConv):
+        layer.add_self_loops = False
+    graph = tg.Graph.from_edge_index(EDGES, 3)
+    with pytest.raises(ValueError, match=r"'size' must be that of the graph.*\(3, 3\)"):
+        layer(X, graph, size=size)
+    torch.testing.assert_close(layer(X, graph, size=(3, 3)), layer(X, graph))
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (2.0, TypeError, "'value' must be a tensor"),
+        (torch.ones(2).to_sparse(), TypeError, "'value' must be a dense tensor"),
+        (torch.ones(3), ValueError, "'value' must have one entry for each of 2 edges"),
+        (torch.tensor(1.0), ValueError, "'value' must have one entry for each"),
+        (torch.ones(2, device="meta"), ValueError, "'value' must be on the device"),
+    ],
+)
+def test_values_of_a_graph(value, error, message):
+    with pytest.raises(error, match=message):
+        tg.Graph.from_edge_index(EDGES, 3).with_value(value)
+
+
+def test_products_name_the_operand_with_too_few_rows():
+    edges = torch.tensor([[0, 2], [2, 0]])
+    with pytest.raises(ValueError, match=r"'a' must have a row for each dest.*got 2"):
+        functional.sddmm(edges, X[:2], X)
+    with pytest.raises(ValueError, match=r"'b' must have a row for each source.*got 2"):
+        functional.sddmm(edges, X, X[:2])
+
+
+def test_edges_are_called_what_functions_call_them():
+    with pytest.raises(TypeError, match=r"'relation' must hold .*'relation.long\(\)'"):
+        functional.spmm(EDGES.float(), X)
+    with pytest.raises(ValueError, match=r"'relation' must have the shape"):
+        functional.spmm(EDGES[0], X)
+
+
+@pytest.mark.parametrize("thing", [SAGEConv, tg.Graph])
+def test_explaining_a_class(thing):
+    with pytest.raises(TypeError, match=f"got the class '{thing.__name__}'"):
+        tg.explain(thing)

@@ -135,7 +135,10 @@ def sddmm(
             raise ValueError(
                 f"'{name}' must have shape [nodes, F] (got {list(value.shape)})"
             )
-    related = relation_for_ops(relation, b.size(0), None, flow, a.size(0))
+    try:
+        related = relation_for_ops(relation, b.size(0), None, flow, a.size(0))
+    except ValueError as error:
+        raise _of_operands(error, a, b) from None
     shapes = (("b", b, "num_src"), ("a", a, "num_dst"))
     for name, value, rows in shapes:
         shape = [getattr(related, rows), b.size(1)]
@@ -149,6 +152,18 @@ def sddmm(
     dtype = torch.promote_types(a.dtype, b.dtype)
     a, b = a.to(dtype), b.to(dtype)
     return _road(related, a, b).sddmm(related, a, b, "none")
+
+
+def _of_operands(error: ValueError, a: Tensor, b: Tensor) -> ValueError:
+    """An error about edges, by the operand whose rows are too few for them."""
+    fact = str(error).partition(", but")[0]
+    for name, value, end in (("a", a, "destination"), ("b", b, "source")):
+        if f"holds the {end} index" in fact:
+            return ValueError(
+                f"'{name}' must have a row for each {end} node (got {value.size(0)} "
+                f"rows): {fact}"
+            )
+    return error
 
 
 def spmm_csr(

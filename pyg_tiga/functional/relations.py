@@ -11,6 +11,7 @@ from torch_geometric.typing import SparseTensor
 
 from pyg_tiga.ops.library import Handle
 from pyg_tiga.relation.graph import Graph
+from pyg_tiga.relation.inputs import size_of
 from pyg_tiga.relation.memo import handle_of, relation_of, relation_of_adj
 
 Relation = Any  # Graph, [2, E] tensor, EdgeIndex, SparseTensor or torch sparse tensor
@@ -60,7 +61,7 @@ def _checked(
         sizes = sizes_of(num_src, size, num_dst)
         if traced:
             return Handle(*handle_of(relation, *sizes, flow))
-        return relation_of(relation, *sizes, flow)
+        return _relation_of(relation, *sizes, flow)
     _check_flow(relation, flow)
     if not traced:
         related = graph_of(relation, num_src, None, flow)
@@ -71,6 +72,18 @@ def _checked(
     if size is not None:
         _check_size(relation, related, size)
     return related
+
+
+def _relation_of(relation: Tensor, num_src: int, num_dst: int, flow: Any) -> Graph:
+    """The graph of an edge list, which an error calls what our functions call it."""
+    try:
+        return relation_of(relation, num_src, num_dst, flow)
+    except (TypeError, ValueError) as error:
+        message = str(error)
+        if not message.startswith("'edge_index' must"):
+            raise
+        message = message.replace("edge_index", "relation")
+        raise type(error)(message) from None
 
 
 def _check_flow(relation: Relation, flow: Any) -> None:
@@ -141,7 +154,7 @@ def graph_of(relation: Relation, num_src: int, size: Size, flow: str) -> Graph:
     if isinstance(relation, Graph):
         return relation.current()
     if is_edge_list(relation):
-        return relation_of(relation, *sizes_of(num_src, size), flow)
+        return _relation_of(relation, *sizes_of(num_src, size), flow)
     if isinstance(relation, (Tensor, SparseTensor)):
         return relation_of_adj(relation)
     raise TypeError(
@@ -163,5 +176,12 @@ def sizes_of(num_src: int, size: Size, num_dst: int | None = None) -> tuple[int,
     if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
         raise ValueError(f"'size' must be a pair (num_src, num_dst) (got {size!r})")
     first, second = size if size is not None else (None, None)
-    num_src = num_src if first is None else first
-    return num_src, num_src if second is None else second
+    num_src = num_src if first is None else _count("num_src", first)
+    return num_src, num_src if second is None else _count("num_dst", second)
+
+
+def _count(name: str, value: Any) -> int:
+    """A number of nodes, which the memo could take for another that equals it."""
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return value  # As it is: converted, a symbolic one would become a constant.
+    return size_of(value, name)

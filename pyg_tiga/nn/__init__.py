@@ -35,9 +35,11 @@ def explain(obj: Any) -> str:
                 f"{name}: {layer.explain_plan()}" if name else layer.explain_plan()
                 for name, layer in layers
             )
-    elif hasattr(obj, "explain"):
+    elif not isinstance(obj, type) and hasattr(obj, "explain"):
         return obj.explain()
+    is_class = isinstance(obj, type)
+    got = f"the class '{obj.__name__}'" if is_class else f"'{type(obj).__name__}'"
     raise TypeError(
         f"'obj' must be a layer or model with layers of pyg_tiga, a graph or a plan "
-        f"(got '{type(obj).__name__}')"
+        f"(got {got})"
     )

@@ -130,19 +130,58 @@ def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
 
     Indices become int64: PyTorch's gathers refuse narrow ones, and its scatters on the
     CPU have accepted int32 and then read gradients from wrong places.
+
+    Raises:
+        ValueError: A size that is not that of the graph.
     """
-    if is_edge_list(edge_index) and edge_index.dtype is not torch.int64:
-        return edge_index.to(torch.int64), size
-    if not isinstance(edge_index, Graph):
-        return edge_index, size
-    size = (edge_index.num_src, edge_index.num_dst)
-    if edge_index.value is None:
-        return edge_index.edge_index(), size
-    rows = edge_index.rows()
-    value = edge_index.value
-    value = value if rows.perm is None else value.index_select(0, rows.perm)
-    matrix = torch.sparse_csr_tensor(
-        rows.ptr, rows.index, value, size[::-1], device=value.device
+    if isinstance(edge_index, Graph):
+        graph = edge_index
+        own = (graph.num_src, graph.num_dst)
+        _check_own_size(own, size_of(size))
+        if graph.value is None:
+            return _wide(graph.edge_index()), own
+        rows, value = graph.rows(), graph.value
+        value = value if rows.perm is None else value.index_select(0, rows.perm)
+        return _compressed(torch.sparse_csr, rows.ptr, rows.index, value, own[::-1])
+    if is_edge_list(edge_index):
+        return _wide(edge_index), size
+    if isinstance(edge_index, Tensor):
+        return _with_wide_indices(edge_index), size
+    return edge_index, size
+
+
+def _wide(index: Tensor) -> Tensor:
+    return index if index.dtype is torch.int64 else index.to(torch.int64)
+
+
+def _with_wide_indices(matrix: Tensor) -> Tensor:
+    """A sparse matrix with indices of int64; those of COO are always."""
+    if matrix.layout is torch.sparse_csr:
+        ptr, index = matrix.crow_indices(), matrix.col_indices()
+    elif matrix.layout is torch.sparse_csc:
+        ptr, index = matrix.ccol_indices(), matrix.row_indices()
+    else:
+        return matrix
+    if index.dtype is torch.int64:
+        return matrix
+    return _compressed(matrix.layout, ptr, index, matrix.values(), matrix.shape)[0]
+
+
+def _compressed(
+    layout: torch.layout,
+    ptr: Tensor,
+    index: Tensor,
+    value: Tensor,
+    shape: Sequence[int],
+) -> tuple[Tensor, None]:
+    """A sparse matrix, which says its size itself."""
+    matrix = torch.sparse_compressed_tensor(
+        _wide(ptr),
+        _wide(index),
+        value,
+        tuple(shape),
+        layout=layout,
+        device=value.device,
     )
     return matrix, None
 
@@ -234,7 +273,7 @@ def node_counts(
     ``num_loops`` is the number of self-loops, if PyG would add some before.
 
     Raises:
-        ValueError: Sizes that differ, or a matrix with the other flow.
+        ValueError: Sizes that differ, or a matrix or graph with the other flow.
     """
     if isinstance(edge_index, EdgeIndex):
         size, rule = edge_index.sparse_size(), "'sparse_size' of 'edge_index'"
@@ -246,6 +285,7 @@ def node_counts(
         return _edge_list_counts("'size'", x_src, x_dst, size, flow)
     if isinstance(edge_index, Graph):
         num_src, num_dst = edge_index.num_src, edge_index.num_dst
+        _check_own_size((num_src, num_dst), size)
     else:
         num_dst, num_src = edge_index.size(0), edge_index.size(1)
     if flow != _SOURCE_TO_TARGET:
@@ -258,6 +298,22 @@ def node_counts(
     if x_dst is not None and x_dst is not x_src:
         check_count("x[1]", x_dst, num_dst, "rows of 'edge_index'")
     return num_src, num_dst
+
+
+def _check_own_size(
+    own: tuple[int, int], size: tuple[int | None, int | None] | None
+) -> None:
+    """Hold ``size`` to that of a graph, which knows its own.
+
+    Raises:
+        ValueError: It says something else.
+    """
+    if size is not None and any(
+        n is not None and n != known for n, known in zip(size, own, strict=True)
+    ):
+        raise ValueError(
+            f"'size' must be that of the graph, (num_src, num_dst) = {own} (got {size})"
+        )
 
 
 def _edge_list_counts(

@@ -14,7 +14,8 @@ from pyg_tiga.relation import inputs
 from pyg_tiga.relation.cache import CACHE, Entry, Key, key_of
 from pyg_tiga.relation.csr import Grouping, index_dtype
 from pyg_tiga.relation.edges import COO, COO_BY_COL, COO_BY_ROW, CSR, Edges
-from pyg_tiga.relation.inputs import Flow, Origin, Parts
+from pyg_tiga.relation.inputs import Flow, Parts
+from pyg_tiga.relation.origin import Origin, origin_of, origin_with
 from pyg_tiga.relation.report import explain_graph
 
 Handle = tuple[list[Tensor], str, int, int]
@@ -71,6 +72,7 @@ class Graph:
         self._follows = follows
         self._origin = origin
         self._now: tuple[Graph, Graph] | None = None
+        self._watched: tuple[Graph, Graph] | None = None
         self._reverse: Graph | ref[Graph] | None = None
         self.value = value
         self.num_src = edges.sizes[1 - dst_end]
@@ -112,7 +114,7 @@ class Graph:
         checked = tuple(map(inputs.size_of, sizes, names))
         tensor, layout = inputs.plain(edge_index)
         parts = Parts((tensor,), layout, dst_end, checked)
-        return cls._from_parts(parts, inputs.origin_of(edge_index))
+        return cls._from_parts(parts, origin_of(edge_index))
 
     @classmethod
     def from_csr(
@@ -134,6 +136,7 @@ class Graph:
                 index is out of range.
         """
         inputs.check_csr(rowptr, col)
+        rowptr, col = inputs.unwrapped(rowptr), inputs.unwrapped(col)
         num_dst = rowptr.numel() - 1
         num_src = num_dst if num_src is None else inputs.size_of(num_src, "num_src")
         return cls._from_parts(Parts((rowptr, col), CSR, 0, (num_dst, num_src)))
@@ -159,6 +162,8 @@ class Graph:
         inputs.check_parts(parts)
         edges = _share(parts)
         edges.grouping(parts.dst_end)  # Checks the indices.
+        if parts.value is not None:
+            inputs.check_value(parts.value, edges.num_edges, edges.device)
         return cls(edges, parts.dst_end, parts.value, follows=True, origin=origin)
 
     @classmethod
@@ -175,11 +180,11 @@ class Graph:
         """
         base, dst_end = _LAYOUTS[layout]
         sizes = (num_src, num_dst) if dst_end else (num_dst, num_src)
-        for tensor in tensors:
-            if tensor.is_inference():
-                # Without a version counter, edits would go unnoticed.
-                parts = Parts(tuple(tensors), base, dst_end, sizes)
-                return cls._from_parts(parts).current()
+        tensors, is_counted = _count_edits(tensors, base)
+        if not is_counted:
+            # Edits would go unnoticed.
+            parts = Parts(tuple(tensors), base, dst_end, sizes)
+            return cls._from_parts(parts).current()
         key = key_of(tensors, base, sizes)
         entry = CACHE.find(key)
         if entry is None:
@@ -201,15 +206,28 @@ class Graph:
         edges, now = self._current(), self._now
         if now is None or now[0].value is not self.value:
             edges.grouping(self._dst_end)  # Checks the indices.
-            graph = Graph(edges, self._dst_end, self.value)
+            graph = Graph(edges, self._dst_end, self.value, origin=self._origin)
             # Every backward asks for the other one.
             self._now = now = graph, graph.reverse()
         return now[0]
 
+    def watching(self, origin: Origin) -> Graph:
+        """A graph of the memo for a call with an `EdgeIndex`, whose edits it sees."""
+        edges, known = self._edges, self._watched
+        if (
+            known is None
+            or known[0]._origin is not origin
+            or known[0]._edges is not edges
+        ):
+            graph = Graph(edges, self._dst_end, self.value, origin=origin)
+            # Every backward asks for the other one.
+            self._watched = known = graph, graph.reverse()
+        return known[0]
+
     def is_fresh(self) -> bool:
         """Whether the tensors still hold the edges that were read from them."""
-        if self._origin is not None:
-            self._origin.count_edits()
+        if self._origin is not None and not torch.compiler.is_compiling():
+            self._origin.count_edits(self._edges.tensors[0])
         return self._edges.is_fresh()
 
     def handle(self) -> Handle:
@@ -219,12 +237,16 @@ class Graph:
             The tensors that define it, their layout (`"coo"`, `"coo_by_row"`,
             `"coo_by_col"` or `"csr"`, with `":reversed"` appended if destinations and
             sources are exchanged), and the numbers of source and destination nodes.
+            Under a tracer, what counts edits through an `EdgeIndex` comes first.
         """
         # A tracer cannot see versions, and autograd checks those of compiled graphs.
         traced = torch.compiler.is_compiling()
         edges = self._edges if traced else self._current()
         layout = _NAMES[edges.layout, self._dst_end]
-        return list(edges.tensors), layout, self.num_src, self.num_dst
+        tensors = list(edges.tensors)
+        if traced and self._origin is not None:
+            tensors.insert(0, self._origin.counter)
+        return tensors, layout, self.num_src, self.num_dst
 
     def rows(self) -> Grouping:
         """The edges grouped by destination."""
@@ -257,12 +279,20 @@ class Graph:
         return known
 
     def with_value(self, value: Tensor | None) -> Graph:
-        """The same edges with other stored values, `[E]` in the caller's order."""
+        """The same edges with other stored values, `[E]` in the caller's order.
+
+        Raises:
+            TypeError: `value` is no dense tensor.
+            ValueError: It is not one entry for each edge, or on another device.
+        """
+        if value is not None:
+            inputs.check_value(value, self.num_edges, self.device)
         return self._like(self._dst_end, value)
 
     def _like(self, dst_end: int, value: Tensor | None) -> Graph:
+        edges = self._current()
         options = {"follows": self._follows, "origin": self._origin}
-        return Graph(self._current(), dst_end, value, **options)
+        return Graph(edges, dst_end, value, **options)
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Source and destination of each edge, `[E]` each, in the caller's order.
@@ -327,6 +357,8 @@ class Graph:
             return edges
         if not self._follows:
             self._edges = edges = edges.preserved()
+            # Cut loose from what its tensors and the wrapper around them become.
+            self._origin = None
             CACHE.watch(edges)
             return edges
         parts = Parts(edges.tensors, edges.layout, self._dst_end, edges.sizes)
@@ -351,6 +383,23 @@ class Graph:
 def layout_of(base: str, dst_end: int) -> str:
     """The layout string of a handle."""
     return _NAMES[base, dst_end]
+
+
+def _count_edits(
+    tensors: Sequence[Tensor], layout: str
+) -> tuple[Sequence[Tensor], bool]:
+    """The tensors that define edges, and whether all their edits are counted now."""
+    is_counted = True
+    if len(tensors) > (2 if layout == CSR else 1):
+        origin, tensors = origin_with(tensors[0]), tensors[1:]
+        if origin is None:
+            is_counted = False
+        else:
+            origin.count_edits(tensors[0])
+    for tensor in tensors:
+        if tensor.is_inference():
+            is_counted = False
+    return tensors, is_counted
 
 
 def _share(parts: Parts) -> Edges:

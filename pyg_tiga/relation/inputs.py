@@ -7,19 +7,29 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_gradtrackingtensor
+from torch._C import _are_functorch_transforms_active
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functionaltensor,
+    is_functorch_wrapped_tensor,
+    is_gradtrackingtensor,
+)
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.graph import increment_version
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
 from pyg_tiga.relation.edges import COO, COO_BY_COL, COO_BY_ROW, CSR
+from pyg_tiga.relation.origin import copied, origin_of
 
 Flow = Literal["source_to_target", "target_to_source"]
 
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _BY = {"row": COO_BY_ROW, "col": COO_BY_COL}
-_SEEN = "_pyg_tiga_version"
+_UNSUPPORTED = (
+    (is_batchedtensor, "torch.func.vmap"),
+    (is_functionaltensor, "torch.func.functionalize"),
+)
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
 
 
@@ -52,49 +62,38 @@ def unwrapped(indices: Tensor) -> Tensor:
     """Indices without what differentiating transforms of `torch.func` wrap around them.
 
     They have no gradients for these to follow.
+
+    Raises:
+        RuntimeError: They differ within a batch, or stand for later values.
     """
     if torch.compiler.is_compiling():
         return indices
     while is_gradtrackingtensor(indices):
         indices = get_unwrapped(indices)
+    for is_wrapped, transform in _UNSUPPORTED:
+        if is_wrapped(indices):
+            raise RuntimeError(
+                f"'{transform}' over the 'edge_index' of a fused operation is not "
+                f"supported. Call it over the features only, loop over the edges, or "
+                f"call a layer, which takes PyG's own path"
+            )
     return indices
 
 
 def _data_of(edge_index: EdgeIndex) -> Tensor:
     """The tensor inside; its counter misses edits through the wrapper, so add them."""
     data = edge_index._data
-    if torch.compiler.is_compiling() or data.is_inference():
+    if torch.compiler.is_compiling():
+        return copied(data)
+    if data.is_inference():
         return data
-    if edge_index.is_inference():
+    origin = origin_of(edge_index)
+    if origin is None:
         # The wrapper counts no edits either: to the memo this is an inference tensor.
         with torch.inference_mode():
             return data.clone()
-    version, state = edge_index._version, edge_index.__dict__
-    if version != state.get(_SEEN, 0):
-        increment_version(data)
-        state[_SEEN] = version
+    origin.count_edits(data)
     return data
-
-
-class Origin:
-    """The `EdgeIndex` that a graph was made from, whose edits only it counts."""
-
-    __slots__ = ("_data", "_wrapper")
-
-    def __init__(self, wrapper: EdgeIndex) -> None:
-        self._wrapper, self._data = wrapper, wrapper._data
-
-    def count_edits(self) -> None:
-        """Add the edits through the wrapper to those of the tensor inside."""
-        if self._wrapper._data is self._data:
-            _data_of(self._wrapper)
-
-
-def origin_of(edge_index: Tensor) -> Origin | None:
-    """What else counts edits of an `edge_index`, if something does."""
-    if not isinstance(edge_index, EdgeIndex) or edge_index._data.is_inference():
-        return None
-    return None if edge_index.is_inference() else Origin(edge_index)
 
 
 def dst_end_of(flow: Flow) -> int:
@@ -173,6 +172,8 @@ def size_of(value: int, name: str) -> int:
         TypeError: It is no integer.
         ValueError: It is negative.
     """
+    if isinstance(value, bool):
+        raise TypeError(f"'{name}' must be an integer (got {value!r})")
     try:
         size = operator.index(value)
     except TypeError:
@@ -232,7 +233,8 @@ def take_adjacency(adj_t: Tensor | SparseTensor) -> Parts:
     """
     if isinstance(adj_t, SparseTensor):
         rowptr, col, value = adj_t.csr()
-        return Parts((rowptr, col), CSR, 0, tuple(adj_t.sparse_sizes()), value)
+        parts = (unwrapped(rowptr), unwrapped(col))
+        return Parts(parts, CSR, 0, tuple(adj_t.sparse_sizes()), value)
     require_tensor(adj_t, "adj_t")
     if adj_t.layout not in _SPARSE:
         raise TypeError(
@@ -244,15 +246,48 @@ def take_adjacency(adj_t: Tensor | SparseTensor) -> Parts:
         raise ValueError(
             f"'adj_t' must have the shape [num_dst, num_src] (got {list(adj_t.shape)})"
         )
+    if _are_functorch_transforms_active() and not is_functorch_wrapped_tensor(adj_t):
+        # Transforms ask for strides, which a compressed matrix has none of.
+        with torch._C._DisableFuncTorch():
+            return _take_tensor(adj_t)
+    return _take_tensor(adj_t)
+
+
+def _take_tensor(adj_t: Tensor) -> Parts:
     sizes = (adj_t.size(0), adj_t.size(1))
     if adj_t.layout == torch.sparse_csr:
-        parts = (adj_t.crow_indices(), adj_t.col_indices())
+        parts = (unwrapped(adj_t.crow_indices()), unwrapped(adj_t.col_indices()))
         return Parts(parts, CSR, 0, sizes, adj_t.values())
     if adj_t.layout == torch.sparse_csc:
-        parts = (adj_t.ccol_indices(), adj_t.row_indices())
+        parts = (unwrapped(adj_t.ccol_indices()), unwrapped(adj_t.row_indices()))
         return Parts(parts, CSR, 1, sizes[::-1], adj_t.values())
     # "Coalesced" proves no order: PyG sets the flag on tensors that it did not sort.
-    return Parts((adj_t._indices(),), COO, 0, sizes, _coo_values(adj_t))
+    return Parts((unwrapped(adj_t._indices()),), COO, 0, sizes, _coo_values(adj_t))
+
+
+def check_value(value: object, num_edges: int, device: torch.device) -> None:
+    """Raise unless stored values fit the edges of a graph.
+
+    Raises:
+        TypeError: They are no dense tensor.
+        ValueError: Their shape or device does not fit.
+    """
+    require_tensor(value, "value")
+    if value.layout != torch.strided:
+        raise TypeError(
+            f"'value' must be a dense tensor (got layout '{value.layout}'). Call "
+            f"'value.to_dense()'"
+        )
+    if value.dim() == 0 or value.size(0) != num_edges:
+        raise ValueError(
+            f"'value' must have one entry for each of {num_edges} edges (got the shape "
+            f"{list(value.shape)})"
+        )
+    if value.device != device:
+        raise ValueError(
+            f"'value' must be on the device of the edges, '{device}' (got "
+            f"'{value.device}')"
+        )
 
 
 def require_tensor(value: object, name: str) -> None:

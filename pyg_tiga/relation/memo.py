@@ -19,13 +19,15 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_gradtrackingtensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
 from pyg_tiga.relation import inputs
 from pyg_tiga.relation.cache import CACHE
 from pyg_tiga.relation.graph import Graph, Handle, layout_of
 from pyg_tiga.relation.inputs import Flow
+from pyg_tiga.relation.origin import latest_origin
 
 
 def handle_of(
@@ -59,6 +61,8 @@ def relation_of(
         RuntimeError: It is not known, and a CUDA graph is being captured.
     """
     global _recent
+    if isinstance(edge_index, EdgeIndex):
+        return _relation_of_wrapped(edge_index, num_src, num_dst, flow)
     if type(edge_index) is Tensor:
         edge_index = inputs.unwrapped(edge_index)
     graph = known_relation(edge_index, num_src, num_dst, flow)
@@ -68,6 +72,14 @@ def relation_of(
             request = _request(edge_index, num_src, num_dst, flow)
             _recent = (request, ref(graph))
     return graph
+
+
+def _relation_of_wrapped(
+    edge_index: EdgeIndex, num_src: int, num_dst: int, flow: Flow
+) -> Graph:
+    handle = handle_of(edge_index, num_src, num_dst, flow)
+    graph, origin = Graph.from_handle(*handle), latest_origin(edge_index)
+    return graph if origin is None else graph.watching(origin)
 
 
 def known_relation(
@@ -86,7 +98,7 @@ def known_relation(
         or type(edge_index) is not Tensor
         or edge_index.layout is not torch.strided
         or edge_index.is_inference()
-        or is_gradtrackingtensor(edge_index)
+        or is_functorch_wrapped_tensor(edge_index)
         or request != _request(edge_index, num_src, num_dst, flow)
         or not graph.is_fresh()
     ):

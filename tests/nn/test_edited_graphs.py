@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch_geometric import EdgeIndex
@@ -70,3 +72,72 @@ def test_functions_work_on_the_edges_of_now(make):
     expected = tg.functional.spmm(plain.zero_(), x)
     torch.testing.assert_close(tg.functional.spmm(relation, x), expected)
     torch.testing.assert_close(gradient(out, x), before)
+
+
+def wrapped(make, edge_index):
+    """An `EdgeIndex`, and what a layer is called with."""
+    edges = EdgeIndex(edge_index.clone(), sparse_size=(6, 6))
+    return edges, edges if make is None else make(edges, 6)
+
+
+MAKERS = (None, tg.Graph.from_edge_index)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("cls", LAYERS)
+def test_backwards_keep_the_edges_of_a_wrapper(cls, make):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 4, generator=generator).requires_grad_()
+    edge_index = torch.randint(6, (2, 12), generator=generator)
+    layer = cls(4, 5).eval()
+    expected = gradient(layer(x, edge_index.clone()), x)
+    edges, given = wrapped(make, edge_index)
+    for _ in range(2):
+        out = layer(x, given)
+        edges.fill_(3)
+        torch.testing.assert_close(gradient(out, x), expected)
+        changed = layer(x, given)
+        torch.testing.assert_close(changed, layer(x, edges.as_tensor().clone()))
+        edges.copy_(edge_index)
+        after = gradient(layer(x, torch.full_like(edge_index, 3)), x)
+        torch.testing.assert_close(gradient(changed, x), after)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("make", MAKERS)
+def test_compiled_functions_see_edits_of_a_wrapper(make, backend):
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 4, generator=generator)
+    edge_index = torch.randint(6, (2, 12), generator=generator)
+    edges, given = wrapped(make, edge_index)
+    spmm = tg.functional.spmm
+    call = torch.compile(lambda e, x: spmm(e, x), backend=backend, fullgraph=True)
+    torch.testing.assert_close(call(given, x), spmm(edge_index, x))
+    for edit in (edges.fill_, edges.as_tensor().fill_, edges.fill_):
+        for value in (3, 2):
+            edit(value)
+            expected = spmm(torch.full_like(edge_index, value), x)
+            torch.testing.assert_close(call(given, x), expected)
+    copied = copy.copy(edges)
+    again = copied if make is None else make(copied, 6)
+    torch.testing.assert_close(call(again, x), expected)
+    copied.fill_(1)
+    expected = spmm(torch.full_like(edge_index, 1), x)
+    torch.testing.assert_close(call(again, x), expected)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("cls", LAYERS)
+def test_compiled_layers_see_edits_of_a_wrapper(cls, make):
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 4, generator=generator)
+    edge_index = torch.randint(6, (2, 12), generator=generator)
+    edges, given = wrapped(make, edge_index)
+    layer = cls(4, 5).eval()
+    call = torch.compile(layer, backend="aot_eager")
+    for value in (3, 2):
+        torch.testing.assert_close(call(x, given), layer(x, edges.as_tensor().clone()))
+        edges.fill_(value)
+    torch.testing.assert_close(call(x, given), layer(x, edges.as_tensor().clone()))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric import EdgeIndex
 
 from pyg_tiga import Graph, functional, nn, spmm_csr
 
@@ -26,6 +27,8 @@ FORMS: dict[str, Callable[[], Any]] = {
     "edges": lambda: EDGES,
     "graph of edges": lambda: Graph.from_edge_index(EDGES, NUM_NODES),
     "graph of pointers": lambda: Graph.from_csr(PTR, COL, NUM_NODES),
+    "EdgeIndex": lambda: EdgeIndex(EDGES.clone(), sparse_size=(NUM_NODES, NUM_NODES)),
+    "graph of an EdgeIndex": lambda: Graph.from_edge_index(FORMS["EdgeIndex"]()),
     "reversed": lambda: Graph.from_csr(PTR, COL, NUM_NODES).reverse(),
 }
 
