@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
-from pyg_tiga.relation import Graph, relation_of
+from pyg_tiga.relation import Graph, origin, relation_of
 from pyg_tiga.relation.cache import has_no_other_holder
 from tests.relation.naive import as_lists, group, tensor
 
@@ -133,3 +133,7 @@ def test_a_wrapper_first_seen_in_inference_mode():
     assert as_lists(graph.columns()) == group(EDGES, 0, 3, 3)
     edge_index.fill_(1)
     assert rows(edge_index) == group([(1, 1)] * 5, 1, 3, 3)
+
+
+def test_opcheck():
+    torch.library.opcheck(origin.copied, (torch.arange(6).view(2, 3),))
