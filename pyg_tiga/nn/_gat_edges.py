@@ -9,12 +9,11 @@ from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 from torch_geometric.utils.sparse import set_sparse_value
 
+from pyg_tiga.nn._edges import for_functional, for_parent
 from pyg_tiga.nn._inputs import (
     check_device,
     check_dtype,
     check_edges,
-    for_functional,
-    for_parent,
     is_edge_list,
     is_sparse_tensor,
     num_edges,

@@ -22,7 +22,7 @@ from pyg_tiga.relation.memo import known_relation, relation_of
 __all__: list[str] = []
 
 INT_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_SOURCE_TO_TARGET = "source_to_target"
+SOURCE_TO_TARGET = "source_to_target"
 _PLAIN_TENSORS = (Tensor, Parameter)
 
 
@@ -100,90 +100,6 @@ def is_matrix(edge_index: Any) -> bool:
     if isinstance(edge_index, Tensor):
         return edge_index.layout is not torch.strided
     return is_sparse_tensor(edge_index)
-
-
-def for_functional(edge_index: Any) -> Any:
-    """The edges as PyG's SAGE and GIN read them.
-
-    They ignore the values of a ``SparseTensor``, and only of these, and merge entries
-    of a COO tensor that occur twice. Of a graph it is what the call works on.
-    """
-    if isinstance(edge_index, Graph):
-        return edge_index.current()
-    if is_sparse_tensor(edge_index):
-        return edge_index.set_value(None, layout=None)
-    if isinstance(edge_index, Tensor) and edge_index.layout is torch.sparse_coo:
-        return edge_index.coalesce()
-    return edge_index
-
-
-def flow_for(edges: Any, flow: str) -> str:
-    """What functions take as the flow of edges that a layer has checked.
-
-    A graph knows its direction, also where the layer made it of an edge list.
-    """
-    return _SOURCE_TO_TARGET if isinstance(edges, Graph) else flow
-
-
-def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
-    """The edges and their size as PyG takes them, from what we take besides.
-
-    Indices become int64: PyTorch's gathers refuse narrow ones, and its scatters on the
-    CPU have accepted int32 and then read gradients from wrong places.
-
-    Raises:
-        ValueError: A size that is not that of the graph.
-    """
-    if isinstance(edge_index, Graph):
-        graph = edge_index
-        own = (graph.num_src, graph.num_dst)
-        _check_own_size(own, size_of(size))
-        if graph.value is None:
-            return _wide(graph.edge_index()), own
-        rows, value = graph.rows(), graph.value
-        value = value if rows.perm is None else value.index_select(0, rows.perm)
-        return _compressed(torch.sparse_csr, rows.ptr, rows.index, value, own[::-1])
-    if is_edge_list(edge_index):
-        return _wide(edge_index), size
-    if isinstance(edge_index, Tensor):
-        return _with_wide_indices(edge_index), size
-    return edge_index, size
-
-
-def _wide(index: Tensor) -> Tensor:
-    return index if index.dtype is torch.int64 else index.to(torch.int64)
-
-
-def _with_wide_indices(matrix: Tensor) -> Tensor:
-    """A sparse matrix with indices of int64; those of COO are always."""
-    if matrix.layout is torch.sparse_csr:
-        ptr, index = matrix.crow_indices(), matrix.col_indices()
-    elif matrix.layout is torch.sparse_csc:
-        ptr, index = matrix.ccol_indices(), matrix.row_indices()
-    else:
-        return matrix
-    if index.dtype is torch.int64:
-        return matrix
-    return _compressed(matrix.layout, ptr, index, matrix.values(), matrix.shape)[0]
-
-
-def _compressed(
-    layout: torch.layout,
-    ptr: Tensor,
-    index: Tensor,
-    value: Tensor,
-    shape: Sequence[int],
-) -> tuple[Tensor, None]:
-    """A sparse matrix, which says its size itself."""
-    matrix = torch.sparse_compressed_tensor(
-        _wide(ptr),
-        _wide(index),
-        value,
-        tuple(shape),
-        layout=layout,
-        device=value.device,
-    )
-    return matrix, None
 
 
 def check_edges(edge_index: Any) -> None:
@@ -285,10 +201,10 @@ def node_counts(
         return _edge_list_counts("'size'", x_src, x_dst, size, flow)
     if isinstance(edge_index, Graph):
         num_src, num_dst = edge_index.num_src, edge_index.num_dst
-        _check_own_size((num_src, num_dst), size)
+        check_own_size((num_src, num_dst), size)
     else:
         num_dst, num_src = edge_index.size(0), edge_index.size(1)
-    if flow != _SOURCE_TO_TARGET:
+    if flow != SOURCE_TO_TARGET:
         raise ValueError(
             f"'flow' must be 'source_to_target' with a '{type(edge_index).__name__}', "
             f"whose rows are destinations (got '{flow}'). Pass the transposed matrix "
@@ -300,7 +216,7 @@ def node_counts(
     return num_src, num_dst
 
 
-def _check_own_size(
+def check_own_size(
     own: tuple[int, int], size: tuple[int | None, int | None] | None
 ) -> None:
     """Hold ``size`` to that of a graph, which knows its own.
@@ -333,7 +249,7 @@ def _edge_list_counts(
         if second is not None:
             check_count("x[1]", x_dst, second, rule)
         num_dst = x_dst.size(-2)
-    return num_src, num_dst if flow == _SOURCE_TO_TARGET else num_src
+    return num_src, num_dst if flow == SOURCE_TO_TARGET else num_src
 
 
 def check_count(name: str, x: Tensor, count: int, rule: str) -> None:
@@ -448,6 +364,6 @@ def takes_segments(layer: Any, edge_index: Any) -> bool:
         return False
     if not layer._modules["aggr_module"]._deterministic:
         return False
-    if layer.flow == _SOURCE_TO_TARGET:
+    if layer.flow == SOURCE_TO_TARGET:
         return edge_index.is_sorted_by_col
     return edge_index.is_sorted_by_row

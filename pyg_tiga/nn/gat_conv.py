@@ -22,6 +22,7 @@ from pyg_tiga.nn._attention import (
 )
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
+from pyg_tiga.nn._edges import flow_for
 from pyg_tiga.nn._gat_edges import (
     check_edge_attr,
     feature_row_reasons,
@@ -40,7 +41,6 @@ from pyg_tiga.nn._gat_inputs import (
 )
 from pyg_tiga.nn._inputs import (
     check_edges,
-    flow_for,
     is_matrix,
     is_sparse_tensor,
     node_counts,

@@ -16,13 +16,11 @@ from pyg_tiga.functional.aggregation import Maps, aggregate_linear
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._attention import row_reasons
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
+from pyg_tiga.nn._edges import flow_for, for_functional, for_parent
 from pyg_tiga.nn._inputs import (
     check_device,
     check_edges,
     check_features,
-    flow_for,
-    for_functional,
-    for_parent,
     is_matrix,
     node_counts,
     pair_of,

@@ -19,6 +19,7 @@ from pyg_tiga.nn._attention import (
     join_heads,
 )
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
+from pyg_tiga.nn._edges import for_functional
 from pyg_tiga.nn._gat_edges import (
     check_edge_features,
     parents_edges,
@@ -29,7 +30,6 @@ from pyg_tiga.nn._inputs import (
     check_device,
     check_edges,
     check_features,
-    for_functional,
     is_matrix,
     pair_of,
 )

@@ -9,7 +9,7 @@ from torch_geometric import EdgeIndex
 
 import pyg_tiga as tg
 import pyg_tiga.nn as tn
-from pyg_tiga.nn._inputs import for_parent
+from pyg_tiga.nn._edges import for_parent
 
 NUM_NODES, WIDTH = 8, 4
 # PyG writes the methods of a class for the first layer made of it. If that has no fused
