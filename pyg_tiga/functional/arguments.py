@@ -45,13 +45,7 @@ def check_vectors(**given: Any) -> None:
         TypeError: One is no dense tensor.
         ValueError: A shape or dtype does not fit.
     """
-    for name, x in given.items():
-        check_dense(name, x)
-        if x.dim() != 3 or not x.is_floating_point():
-            raise ValueError(
-                f"'{name}' must be a floating point tensor [nodes, heads, channels] "
-                f"(got {x.dtype} of shape {list(x.shape)})"
-            )
+    _check_floats(given, 3, "[nodes, heads, channels]")
 
 
 def check_scores(**given: Any) -> None:
@@ -61,10 +55,14 @@ def check_scores(**given: Any) -> None:
         TypeError: One is no dense tensor.
         ValueError: A shape or dtype does not fit.
     """
+    _check_floats(given, 2, "with shape [nodes, heads]")
+
+
+def _check_floats(given: dict[str, Any], dims: int, form: str) -> None:
     for name, x in given.items():
         check_dense(name, x)
-        if x.dim() != 2 or not x.is_floating_point():
+        if x.dim() != dims or not x.is_floating_point():
             raise ValueError(
-                f"'{name}' must be a floating point tensor with shape [nodes, heads] "
-                f"(got {x.dtype} of shape {list(x.shape)})"
+                f"'{name}' must be a floating point tensor {form} (got {x.dtype} of "
+                f"shape {list(x.shape)})"
             )

@@ -12,6 +12,7 @@ from pyg_tiga.impls.attention_launch import (
     operand_names,
     score_functions,
     tile_blocks,
+    unit_arguments,
     walk_arguments,
     walk_programs,
 )
@@ -46,15 +47,9 @@ class EdgeSumsPass:
         items = rows.work_items(schedule.chunk)
         block_w = min(power_of_2(heads), 32)
         arguments = {
-            "ptr_ptr": rows.ptr,
-            "item_row_ptr": items.row,
-            "item_start_ptr": items.start,
-            "num_rows": rows.num_rows,
-            "num_items": items.num_items,
-            "chunk": schedule.chunk,
+            **unit_arguments(rows, items, schedule.chunk),
             "num_start": num_loops,
             "width": heads,
-            "SPLIT": items.num_items > 0,
             "HAS_START": num_loops > 0,
             "BLOCK_R": 4,
             "BLOCK_E": max(1, 128 // block_w),

@@ -157,6 +157,25 @@ def outside(names: Iterable[str], rooms: tuple[Room, ...]) -> tuple[str, ...]:
     return tuple([name for name in names if name not in placed])
 
 
+def unit_arguments(rows: Grouping, items: WorkItems, chunk: int) -> dict[str, Any]:
+    """Arguments of a walk over rows and the pieces of long ones (`load_units`)."""
+    return {
+        "ptr_ptr": rows.ptr,
+        "item_row_ptr": items.row,
+        "item_start_ptr": items.start,
+        "num_rows": rows.num_rows,
+        "num_items": items.num_items,
+        "chunk": chunk,
+        "SPLIT": items.num_items > 0,
+    }
+
+
+def place_arguments(rows: Grouping) -> dict[str, Any]:
+    """Arguments that say where the caller has the edges of a grouping."""
+    present = {} if rows.perm is None else {"perm_ptr": rows.perm}
+    return {**present, "HAS_PERM": rows.perm is not None}
+
+
 def walk_arguments(
     graph: Graph,
     rows: Grouping,
@@ -176,18 +195,14 @@ def walk_arguments(
         grad: Form of the result's gradient, where it is read.
     """
     options = form.options
-    present: dict[str, Any] = {} if rows.perm is None else {"perm_ptr": rows.perm}
+    strides: dict[str, Any] = {}
     if grad is not None:
-        present |= {"stride_gn": grad.stride_n, "stride_gh": grad.stride_h}
+        strides = {"stride_gn": grad.stride_n, "stride_gh": grad.stride_h}
     return {
-        **present,
-        "ptr_ptr": rows.ptr,
+        **strides,
+        **unit_arguments(rows, items, schedule.chunk),
+        **place_arguments(rows),
         "index_ptr": rows.index,
-        "item_row_ptr": items.row,
-        "item_start_ptr": items.start,
-        "num_rows": rows.num_rows,
-        "num_items": items.num_items,
-        "chunk": schedule.chunk,
         "num_loops": options.num_loops,
         "num_edges": graph.num_edges,
         "HEADS": form.heads,
@@ -204,11 +219,9 @@ def walk_arguments(
         "scale": float(options.scale),
         "drop_p": float(options.dropout),
         "drop_factor": options.factor,
-        "SPLIT": items.num_items > 0,
         "HAS_TERM": form.term is not None,
         "HAS_LOOP_TERM": form.loop_term is not None,
         "HAS_MASK": form.is_masked,
-        "HAS_PERM": rows.perm is not None,
         "SELF_LOOPS": options.num_loops > 0,
         "DROPOUT": options.dropout > 0,
         "HAS_PARAM": form.param is not None,

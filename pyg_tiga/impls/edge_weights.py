@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyg_tiga.impls.attention_launch import found
+from pyg_tiga.impls.attention_launch import found, place_arguments, unit_arguments
 from pyg_tiga.impls.attention_types import Options, State
 from pyg_tiga.impls.prepared import Prepared
 from pyg_tiga.problem import power_of_2
@@ -33,18 +33,11 @@ class WeightsPass:
         items = rows.work_items(_CHUNK)
         block_h = min(power_of_2(heads), _MOST_HEADS)
         arguments = {
-            **({} if rows.perm is None else {"perm_ptr": rows.perm}),
-            "ptr_ptr": rows.ptr,
-            "item_row_ptr": items.row,
-            "item_start_ptr": items.start,
-            "num_rows": rows.num_rows,
-            "num_items": items.num_items,
-            "chunk": _CHUNK,
+            **unit_arguments(rows, items, _CHUNK),
+            **place_arguments(rows),
             "drop_p": float(dropout),
             "drop_factor": float(factor),
             "HEADS": heads,
-            "SPLIT": items.num_items > 0,
-            "HAS_PERM": rows.perm is not None,
             "DROPOUT": dropout > 0,
             "BLOCK_R": _UNITS,
             "BLOCK_E": _TILE // block_h,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyg_tiga.impls.attention_launch import found
+from pyg_tiga.impls.attention_launch import found, place_arguments, unit_arguments
 from pyg_tiga.impls.base import FLOATS, Implementation, Limits
 from pyg_tiga.impls.launch import current_stream, device_guard
 from pyg_tiga.impls.prepared import Prepared, room_of
@@ -49,17 +49,10 @@ class FeaturePass:
             "feature_spread": ("weight_ptr", "node_ptr", "out_ptr"),
         }[name]
         arguments = {
-            **({} if rows.perm is None else {"perm_ptr": rows.perm}),
-            "ptr_ptr": rows.ptr,
-            "item_row_ptr": items.row,
-            "item_start_ptr": items.start,
-            "num_rows": rows.num_rows,
-            "num_items": items.num_items,
-            "chunk": _CHUNK,
+            **unit_arguments(rows, items, _CHUNK),
+            **place_arguments(rows),
             "HEADS": heads,
             "WIDTH": width,
-            "SPLIT": items.num_items > 0,
-            "HAS_PERM": rows.perm is not None,
             "BLOCK_R": _UNITS,
             "BLOCK_E": block_e,
             "BLOCK_H": block_h,

@@ -32,7 +32,7 @@ from pyg_tiga.kernels.attention_tile import (
     with_sign,
 )
 from pyg_tiga.kernels.scores import load_param
-from pyg_tiga.kernels.units import load_units
+from pyg_tiga.kernels.units import edge_ids, load_units
 
 
 @triton.jit
@@ -49,9 +49,7 @@ def _load_share(
     """Gradients of the weights of a tile, [E, H]; 0 for a loop, which gives none."""
     pointers, _, _, _ = edges
     _, perm_ptr, _, _, _ = pointers
-    edge = (step + tl.arange(0, E)).to(tl.int64)
-    if HAS_PERM:
-        edge = tl.load(perm_ptr + edge, mask=m_e, other=0).to(tl.int64)
+    edge = edge_ids(step + tl.arange(0, E), m_e, perm_ptr, HAS_PERM)
     p_s = share_ptr + (edge * HEADS)[:, None] + o_h[None, :]
     return tl.load(p_s, mask=m_e[:, None] & (o_h < HEADS)[None, :], other=0.0)
 

@@ -15,15 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.units import load_units
-
-
-@triton.jit
-def _edge_ids(o_e, m_e, perm_ptr, HAS_PERM: tl.constexpr):
-    """Where the caller has the edges at these places."""
-    if HAS_PERM:
-        return tl.load(perm_ptr + o_e, mask=m_e, other=0).to(tl.int64)
-    return o_e.to(tl.int64)
+from pyg_tiga.kernels.units import edge_ids, load_units
 
 
 @triton.jit
@@ -69,7 +61,7 @@ def feature_dots(
             for step in range(start, end, BLOCK_E):
                 o_e = step + tl.arange(0, BLOCK_E)  # [BLOCK_E]
                 m_e = o_e < end
-                edge = _edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
+                edge = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
                 acc = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
                 for i_d in tl.static_range(0, WIDTH, BLOCK_D):
                     o_d = i_d + tl.arange(0, BLOCK_D)  # [BLOCK_D]
@@ -121,7 +113,7 @@ def feature_sums(
             for step in range(start, end, BLOCK_E):
                 o_e = step + tl.arange(0, BLOCK_E)  # [BLOCK_E]
                 m_e = o_e < end
-                edge = _edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
+                edge = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
                 p_w = weight_ptr + (edge * HEADS)[:, None] + o_h[None, :]
                 m_w = m_e[:, None] & m_h[None, :]
                 b_w = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32)
@@ -171,7 +163,7 @@ def feature_spread(
             for step in range(start, end, BLOCK_E):
                 o_e = step + tl.arange(0, BLOCK_E)  # [BLOCK_E]
                 m_e = o_e < end
-                edge = _edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
+                edge = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
                 acc = tl.zeros([BLOCK_E, BLOCK_D], dtype=tl.float32)
                 for i_h in tl.static_range(0, HEADS, BLOCK_H):
                     o_h = i_h + tl.arange(0, BLOCK_H)  # [BLOCK_H]

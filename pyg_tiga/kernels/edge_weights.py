@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from pyg_tiga.kernels.attention_tile import dropout_factor
-from pyg_tiga.kernels.units import load_units
+from pyg_tiga.kernels.units import edge_ids, load_units
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_items", "chunk"])
@@ -54,9 +54,7 @@ def edge_weights(
             for step in range(start, end, BLOCK_E):
                 o_e = (step + tl.arange(0, BLOCK_E)).to(tl.int64)  # [BLOCK_E]
                 m_e = o_e < end
-                edge = o_e
-                if HAS_PERM:
-                    edge = tl.load(perm_ptr + o_e, mask=m_e, other=0).to(tl.int64)
+                edge = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
                 mask = m_e[:, None] & m_h[None, :]
                 p_s = score_ptr + (o_e * HEADS)[:, None] + o_h[None, :]
                 s = tl.load(p_s, mask=mask, other=0.0)

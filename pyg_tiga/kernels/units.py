@@ -11,6 +11,14 @@ import triton.language as tl
 
 
 @triton.jit
+def edge_ids(o_e, m_e, perm_ptr, HAS_PERM: tl.constexpr):
+    """Where the caller has the edges at these places of the grouping."""
+    if HAS_PERM:
+        return tl.load(perm_ptr + o_e, mask=m_e, other=0).to(tl.int64)
+    return o_e.to(tl.int64)
+
+
+@triton.jit
 def load_units(
     u,
     ptr_ptr,

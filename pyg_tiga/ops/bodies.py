@@ -106,9 +106,9 @@ def sddmm(graph: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
     `normalize` scales as in :func:`spmm`: each is a part of the other's gradient.
     """
     if normalize == "dst":
-        a = _scaled(a, graph.rows())
+        a = scaled(a, graph.rows())
     elif normalize == "src":
-        b = _scaled(b, graph.columns())
+        b = scaled(b, graph.columns())
     dtype = torch.result_type(a, b)
     return _plan("sddmm", graph, b, dtype, "sum", "none", False).run(graph, a, b)
 
@@ -178,7 +178,7 @@ def remember_plan(chosen: Plan) -> Plan:
     return chosen
 
 
-def _scaled(x: Tensor, rows: Grouping) -> Tensor:
+def scaled(x: Tensor, rows: Grouping) -> Tensor:
     """Rows of x over their degrees, rounded to the dtype of x once."""
     double = x.dtype == torch.float64
     inverse = rows.degree_inv(torch.float64 if double else torch.float32)

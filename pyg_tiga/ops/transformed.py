@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from pyg_tiga import reference
 from pyg_tiga.errors import log_fallback
-from pyg_tiga.relation.csr import Grouping
+from pyg_tiga.ops.bodies import scaled
 from pyg_tiga.relation.graph import Graph
 
 
@@ -50,9 +50,9 @@ class _Transformed:
     def sddmm(relation: Graph, a: Tensor, b: Tensor, normalize: str) -> Tensor:
         note()
         if normalize == "dst":
-            a = a * _inverse(relation.rows(), a)
+            a = scaled(a, relation.rows())
         elif normalize == "src":
-            b = b * _inverse(relation.columns(), b)
+            b = scaled(b, relation.columns())
         return reference.sddmm(relation, a, b)
 
     @staticmethod
@@ -81,13 +81,6 @@ class _Transformed:
     ) -> Tensor:
         note()
         return reference.spmm_extremum_select(relation, value, x, out, aux, ties)
-
-
-def _inverse(rows: Grouping, like: Tensor) -> Tensor:
-    """1 / max(degree, 1) of each row, ``[num_rows, 1]``."""
-    double = like.dtype == torch.float64
-    inverse = rows.degree_inv(torch.float64 if double else torch.float32)
-    return inverse.to(like.dtype).unsqueeze(1)
 
 
 TRANSFORMED = _Transformed()

@@ -178,9 +178,9 @@ def attend(
     objective: str,
 ) -> Tensor:
     """:func:`vector_attention.vector_attention` as one node of a compiled graph."""
-    last = (objective, False, inputs.out_dtype())
-    numbers = (options.score, options.scale, options.num_loops, options.dropout)
-    return forward_op(*relation.args(), *inputs, mask, seed, *numbers, *last)[0]
+    dtype = inputs.out_dtype()
+    made = (relation, inputs, mask, seed, options, objective)
+    return _attend(*made, gives_weights=False, out_dtype=dtype)[0]
 
 
 def attend_with_weights(
@@ -193,10 +193,25 @@ def attend_with_weights(
     out_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """:func:`vector_attention.with_weights` as one node of a compiled graph."""
-    last = (objective, True, out_dtype)
+    made = (relation, inputs, mask, seed, options, objective)
+    out, _, _, weights = _attend(*made, gives_weights=True, out_dtype=out_dtype)
+    return out, weights
+
+
+def _attend(
+    relation: Handle,
+    inputs: Inputs,
+    mask: Tensor | None,
+    seed: Tensor | None,
+    options: Options,
+    objective: str,
+    *,
+    gives_weights: bool,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
     numbers = (options.score, options.scale, options.num_loops, options.dropout)
-    found = forward_op(*relation.args(), *inputs, mask, seed, *numbers, *last)
-    return found[0], found[3]
+    given = (*relation.args(), *inputs, mask, seed, *numbers)
+    return forward_op(*given, objective, gives_weights, out_dtype)
 
 
 def _weights(
