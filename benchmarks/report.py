@@ -34,9 +34,10 @@ blocks. Rows noted `objective memory` are ours when it keeps nothing for every e
 The floor of a layer with edge features has their bytes in it. Targets whose cells have
 not been run are left out.
 
-`loaded-host` is a run of a newer commit on a machine whose host was busy with other
+`loaded-host` is a run of an earlier commit on a machine whose host was busy with other
 work: PyG's own layer took it 2.9 times the host time of the runs beside it. What the
-device bounds is comparable there, and what the host bounds is not.
+device bounds is comparable there, and what the host bounds is not: so much a busy host
+takes away.
 
 To measure again: `python -m benchmarks.run --all` on the device, where
 `benchmarks/setup_peers.sh` installs turbo_gnn and anemoi-models before.
