@@ -1,35 +1,11 @@
-"""Edge features in attention by dot products, without a row of H C for every edge.
-
-With e [D] the features of an edge and P [H, C, D] their projection, PyG adds P e to key
-and value of the edge. Both additions factor: <q, P e> is <P^T q, e>, with one vector
-P^T q [H, D] for each destination, and sum w P e is P z with z = sum w e [H, D].
-"""
+"""Arguments of attention with edge features."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 from torch import Tensor
 
-from pyg_tiga import reference_attention as reference
-from pyg_tiga.ops import transformed, vector_attention, vector_library
 from pyg_tiga.ops.attention import Call
-from pyg_tiga.ops.edge_features import product
-from pyg_tiga.ops.library import Handle
-from pyg_tiga.ops.vector_attention import Inputs
-
-
-class Features(NamedTuple):
-    """Features of the edges and what projects them.
-
-    Args:
-        attr: ``[E, D]`` in the relation's own order.
-        proj: ``[H, C, D]``.
-    """
-
-    attr: Tensor
-    proj: Tensor
+from pyg_tiga.ops.feature_attention import Features
 
 
 def features_of(
@@ -67,46 +43,3 @@ def features_of(
             f"{list(proj.shape)})"
         )
     return Features(attr, proj)
-
-
-def with_terms(call: Call, inputs: Inputs, features: Features) -> Inputs:
-    """Inputs with what the features add to the scores among their terms, ``[E, H]``."""
-    attr, proj = features
-    dtype = reference.promoted(inputs.row, proj)
-    # The scale goes into the vectors, of which there are fewer than edges.
-    vectors = torch.einsum("nhc,hcd->nhd", inputs.row.to(dtype), proj.to(dtype))
-    vectors = vectors * call.options.scale
-    real = reference.widened(torch.promote_types(dtype, attr.dtype))
-    term = product("feature_dots", call.graph, vectors, attr, real)
-    if inputs.term is not None:
-        term = term + inputs.term
-    return inputs._replace(term=term)
-
-
-def attend(call: Call, inputs: Inputs, features: Features) -> Tensor:
-    """Attention whose keys and values have the projected features of the edge added."""
-    dtype = reference.promoted(*inputs, *features)
-    attr = _of_live_edges(call, features.attr)
-    features = features._replace(attr=attr)
-    out, weights = _both(call, with_terms(call, inputs, features), dtype)
-    sums = product("feature_sums", call.graph, weights, attr, dtype)  # [N, H, D]
-    return out + torch.einsum("nhd,hcd->nhc", sums, features.proj.to(dtype))
-
-
-def _both(call: Call, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Averages of values and the weights ``[E, H]``."""
-    if isinstance(call.graph, Handle):
-        graph, options, mask, seed, objective = call
-        given = (graph, inputs, mask, seed, options, objective, dtype)
-        return vector_library.attend_with_weights(*given)
-    if transformed.is_active(*inputs):
-        out = vector_attention.by_reference(call, inputs)
-        return out.to(dtype), vector_attention.weights(call, inputs)[0]
-    return vector_attention.with_weights(call, inputs, dtype)
-
-
-def _of_live_edges(call: Call, attr: Tensor) -> Tensor:
-    """Features without those of masked edges, of which not even a NaN is seen."""
-    if call.mask is None:
-        return attr
-    return attr.masked_fill(~call.mask.unsqueeze(1), 0.0)

@@ -6,15 +6,20 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pyg_tiga.functional import edge_features
 from pyg_tiga.functional.arguments import check_dense, check_vectors
 from pyg_tiga.functional.attention_arguments import (
     check_shape,
     check_terms,
     options_of,
 )
+from pyg_tiga.functional.edge_features import features_of
 from pyg_tiga.functional.relations import Relation, Size, relation_for_ops
-from pyg_tiga.ops import transformed, vector_attention, vector_library
+from pyg_tiga.ops import (
+    feature_attention,
+    transformed,
+    vector_attention,
+    vector_library,
+)
 from pyg_tiga.ops.attention import Call
 from pyg_tiga.ops.library import Handle
 from pyg_tiga.ops.vector_attention import Inputs
@@ -100,7 +105,7 @@ def graph_attention(
         edge_bias,
         loop_bias,
     )
-    features = edge_features.features_of(call, query, edge_attr, edge_proj)
+    features = features_of(call, query, edge_attr, edge_proj)
     if features is None:
         return _attend(call, inputs)
     if value.size(2) != query.size(2):
@@ -108,7 +113,7 @@ def graph_attention(
             f"'value' must have the {query.size(2)} channels of 'query' where there "
             f"are 'edge_attr' (got {value.size(2)})"
         )
-    return edge_features.attend(call, inputs, features)
+    return feature_attention.attend(call, inputs, features)
 
 
 def graph_attention_weights(
@@ -148,9 +153,9 @@ def graph_attention_weights(
     _check_heads(call, query, key)
     key = _expanded(key, query.size(1))
     inputs = Inputs(key, query, None, None, edge_bias, loop_bias)
-    features = edge_features.features_of(call, query, edge_attr, edge_proj)
+    features = features_of(call, query, edge_attr, edge_proj)
     if features is not None:
-        inputs = edge_features.with_terms(call, inputs, features)
+        inputs = feature_attention.with_terms(call, inputs, features)
     return _weights(call, inputs)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,18 +30,34 @@ _PARAM_PROGRAMS = 4096
 _PARAM_UNITS = 4
 
 
+def places_of(graph: Graph, order: str) -> Tensor | None:
+    """Where an array of the edges has those of the rows; None where it has their order.
+
+    Args:
+        graph: The relation.
+        order: That of the array: ``"columns"``, or ``"caller"``.
+    """
+    return graph.places() if order == "columns" else graph.rows().perm
+
+
 class EdgeSumsPass:
-    """Gradients of the terms summed by destination, those of loops included.
+    """Numbers of edges summed by destination, those of loops included.
 
     Args:
         graph: The relation.
         schedule: Launch choices.
         heads: Heads.
         num_loops: Implicit self-loops.
+        order: Order of the edges' numbers, see :func:`places_of`.
     """
 
     def __init__(
-        self, graph: Graph, schedule: Schedule, heads: int, num_loops: int
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        heads: int,
+        num_loops: int,
+        order: str,
     ) -> None:
         from pyg_tiga.kernels.edge_sums import edge_sums
 
@@ -51,6 +69,7 @@ class EdgeSumsPass:
             "num_start": num_loops,
             "width": heads,
             "HAS_START": num_loops > 0,
+            **_perm_arguments(places_of(graph, order)),
             "BLOCK_R": 4,
             "BLOCK_E": max(1, 128 // block_w),
             "BLOCK_W": block_w,
@@ -64,11 +83,16 @@ class EdgeSumsPass:
         self._merge = merge_sums(rows, items, heads)
 
     def __call__(self, stream: int, terms: tuple[Tensor, ...], out: Tensor) -> None:
-        """Launch on gradients of the edges' terms and, with loops, of theirs."""
+        """Launch on numbers of the edges and, with loops, of these."""
         part = new_room(out, self._part)
         self._walk(stream, *terms, out, *part)
         if self._merge is not None:
             self._merge(stream, *part, out)
+
+
+def _perm_arguments(perm: Tensor | None) -> dict[str, Any]:
+    present = {} if perm is None else {"perm_ptr": perm}
+    return {**present, "HAS_PERM": perm is not None}
 
 
 class DestinationsPass:
@@ -82,7 +106,7 @@ class DestinationsPass:
         schedule: Launch choices.
         form: Form of the operands.
         grad: Form of the result's gradient; None where the gradients of the scores are
-            read in place of edge and loop terms, in the order of the rows.
+            read in place of edge and loop terms, in the order of the columns.
     """
 
     def __init__(
@@ -110,7 +134,8 @@ class DestinationsPass:
             **blocks.all,
         }
         if is_handed:
-            arguments |= {"HAS_PERM": False, "stride_gn": 0, "stride_gh": 0}
+            arguments |= _perm_arguments(places_of(graph, "columns"))
+            arguments |= {"stride_gn": 0, "stride_gh": 0}
         programs = self._params.programs or walk_programs(rows, items, schedule)
         self._walk = Prepared(
             attention_rows_backward,

@@ -127,7 +127,8 @@ class ColumnsPass:
         schedule: Launch choices.
         form: Form of the operands.
         grad: Form of the result's gradient.
-        terms: Whether gradients of the edges' terms, and of the loops', are formed.
+        terms: Whether gradients of the edges' terms, in the order of the columns, and
+            of the loops' are formed.
         vectors: Dtypes of the vectors through which gradients of the sources' and the
             destinations' scores flow on into those of values; None where they do not.
         rooms: Buffers in which some of all this stands.
@@ -153,7 +154,6 @@ class ColumnsPass:
             "ATT_DST": vectors[1] is not None,
         }
         functions = ("load_row", "load_col", "score", "slope", "vjp_col", "vjp_term")
-        slots = {"slot_ptr": graph.slots()} if terms[0] else {}
         heads = -(-form.heads // blocks.row["BLOCK_H"])
         scalar = items.num_items * form.heads
         sizes = {"part_ptr": form.channels}
@@ -174,7 +174,6 @@ class ColumnsPass:
             {
                 **walk_arguments(graph, columns, items, schedule, form, grad),
                 **score_functions(form.options, *functions),
-                **slots,
                 "FACTORED": has_slope(form.options) and not any(terms),
                 "HAS_SHARE": form.has_share,
                 "GRAD_TERM": terms[0],

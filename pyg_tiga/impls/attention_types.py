@@ -22,7 +22,8 @@ class Operands(NamedTuple):
         seed: One int64: the seed of dropout.
         param: Parameter of the score, if it has one, ``[H, K]``.
         share: Gradient of the weights, ``[E, H]`` in the caller's order, in a backward
-            of a forward that gave them.
+            of a forward that gave them. Where the state has none of these, they are
+            used in the result already, and its gradient says what delta has of them.
 
     `col` may be the very tensor that `value` is (:meth:`is_shared`): it is then read
     once, and has one gradient.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pyg_tiga.impls.attention_launch import found, place_arguments, unit_arguments
+from pyg_tiga.impls.attention_launch import found
 from pyg_tiga.impls.attention_types import Options, State
 from pyg_tiga.impls.prepared import Prepared
 from pyg_tiga.problem import power_of_2
 from pyg_tiga.relation.graph import Graph
 
-_TILE = 128  # numbers of a tile
+# Numbers of a tile: 8 in each thread.
+_TILE = 1024
 _MOST_HEADS = 32
-_CHUNK = 1024
-_UNITS = 4  # of a program
+_WARPS = 4
 
 
 class WeightsPass:
@@ -29,25 +29,28 @@ class WeightsPass:
     def __init__(self, graph: Graph, heads: int, dropout: float, factor: float) -> None:
         from pyg_tiga.kernels.edge_weights import edge_weights
 
-        rows = graph.rows()
-        items = rows.work_items(_CHUNK)
+        rows, ranks = graph.rows(), graph.ranks()
         block_h = min(power_of_2(heads), _MOST_HEADS)
+        block_e = _TILE // block_h
         arguments = {
-            **unit_arguments(rows, items, _CHUNK),
-            **place_arguments(rows),
+            **({} if ranks is None else {"rank_ptr": ranks}),
+            "target_ptr": graph.targets(),
+            "ptr_ptr": rows.ptr,
+            "num_rows": rows.num_rows,
+            "num_edges": rows.num_edges,
             "drop_p": float(dropout),
             "drop_factor": float(factor),
             "HEADS": heads,
+            "HAS_RANK": ranks is not None,
             "DROPOUT": dropout > 0,
-            "BLOCK_R": _UNITS,
-            "BLOCK_E": _TILE // block_h,
+            "BLOCK_E": block_e,
             "BLOCK_H": block_h,
         }
         names = ["score_ptr", "m_ptr", "l_ptr", "out_ptr"]
         names += ["seed_ptr"] if dropout > 0 else []
-        programs = -(-(rows.num_rows + items.num_items) // _UNITS)
-        grid = (programs, -(-heads // block_h))
-        self.launch = Prepared(edge_weights, grid, arguments, tuple(names), rows.index)
+        grid = (-(-rows.num_edges // block_e), -(-heads // block_h))
+        made = (edge_weights, grid, arguments, tuple(names), rows.index, _WARPS)
+        self.launch = Prepared(*made)
 
 
 def edge_weights(
@@ -62,7 +65,9 @@ def edge_weights(
     out = scores.new_empty(scores.shape)
     if out.numel() == 0:
         return out
-    graph.rows().work_items(_CHUNK)  # Safe to read on this stream.
+    # Safe to read on this stream from here on.
+    graph.targets()
+    graph.ranks()
     numbers = (scores.size(1), options.dropout, options.factor)
     run = found(graph, ("edge_weights", *numbers), WeightsPass)
     seeds = () if options.dropout == 0 else (seed,)

@@ -124,7 +124,7 @@ def _backward(
     grad = grad.to(real)
     delta = (grad * state.out.to(real)).sum(-1)  # [N_dst, H]
     share = edges.pick(operands.share, None)  # [K, H]
-    if share is not None:
+    if share is not None and state.weights is not None:
         delta = delta + edges.sum_to_dst(dropped * share.to(real))
     gathered = grad.index_select(0, edges.dst)  # [K, H, C]
     value = operands.value.to(real).index_select(0, edges.src)

@@ -24,6 +24,7 @@ from pyg_tiga.impls.attention_types import (
     Wanted,
 )
 from pyg_tiga.impls.base import Implementation
+from pyg_tiga.impls.edge_order import take_edges
 from pyg_tiga.impls.launch import current_stream, device_guard
 from pyg_tiga.impls.triton_attention import LIMITS
 from pyg_tiga.impls.triton_spmm import missing
@@ -116,7 +117,7 @@ class _Call:
         """Columns first: they leave the gradients of the scores for the rows."""
         packed, _ = self._prepare(state._replace(weights=None))
         share = self._operands.share
-        if share is not None:
+        if share is not None and state.weights is not None:
             packed[..., _DELTA] += self._shares(state.weights, share)
         # Where the terms want theirs, or weights are there, they are there anyway.
         hands_over = wanted.hands_over or wanted.term or share is not None
@@ -199,8 +200,6 @@ class _Call:
         vectors = tuple(None if v is None else v.dtype for v in att)
         key = (self._schedule, form, self._cotangent, terms, vectors)
         run = found(graph, ("columns", *key), ColumnsPass)
-        if terms[0]:
-            graph.slots()  # Safe to read on this stream.
         used = att if att[1] is None else (*att, grad_row)
         run(
             self._stream,
@@ -216,10 +215,10 @@ class _Call:
         """What the weights' own gradients add to delta, ``[N_dst, H]``."""
         graph, shape = self._graph, (self._graph.num_dst, self._form.heads)
         out = weights.new_empty(shape)
-        product = _to_rows(graph, weights * share)
         if out.numel():
-            run = found(graph, ("edge_sums", self._schedule, shape[1], 0), EdgeSumsPass)
-            run(self._stream, (product,), out)
+            key = (self._schedule, shape[1], 0, "caller")
+            run = found(graph, ("edge_sums", *key), EdgeSumsPass)
+            run(self._stream, (weights * share,), out)
         return out
 
     def _edge_sums(self, made: Gradients) -> Tensor:
@@ -227,9 +226,9 @@ class _Call:
         out = made.term.new_empty(num_rows, heads)
         if out.numel():
             loops = self._form.options.num_loops
-            run = found(
-                self._graph, ("edge_sums", self._schedule, heads, loops), EdgeSumsPass
-            )
+            self._graph.places()  # Safe to read on this stream.
+            key = (self._schedule, heads, loops, "columns")
+            run = found(self._graph, ("edge_sums", *key), EdgeSumsPass)
             terms = (made.term, made.loop_term) if loops > 0 else (made.term,)
             run(self._stream, terms, out)
         return out
@@ -244,6 +243,7 @@ class _Call:
         """
         form, out = self._form, self._new_like(self._operands.row)
         if not read:
+            self._graph.places()  # Safe to read on this stream.
             loop_term = torch.float32 if form.options.num_loops > 0 else None
             options = form.options._replace(dropout=0.0)
             form = form._replace(
@@ -263,18 +263,10 @@ def _add_outer(value: Tensor, scale: Tensor, att: Tensor) -> None:
     value.addcmul_(scale.unsqueeze(2).to(value.dtype), att.to(value.dtype))
 
 
-def _to_rows(graph: Graph, values: Tensor) -> Tensor:
-    """Edge values from the caller's order into that of the grouping."""
-    perm = graph.rows().perm
-    return values if perm is None else values.index_select(0, perm)
-
-
 def _to_caller(graph: Graph, term: Tensor) -> Tensor:
-    """Edge values from the order of the grouping into the caller's."""
-    perm = graph.rows().perm
-    if perm is None:
-        return term
-    return torch.empty_like(term).index_copy_(0, perm.long(), term)
+    """Edge values from the order of the columns into the caller's."""
+    place = graph.reverse().ranks()
+    return term if place is None else take_edges(term, place)
 
 
 ATTENTION_BACKWARD = Implementation(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from pyg_tiga.impls.attention_launch import found, place_arguments, unit_arguments
@@ -14,59 +16,115 @@ from pyg_tiga.impls.triton_sum import merge_sums, new_room
 from pyg_tiga.problem import Problem, Schedule, power_of_2
 from pyg_tiga.relation.graph import Graph
 
-# Products of a tile: 16 in each thread of a warp.
-_TILE = 512
+_WARP = 32
+_VECTOR = 16  # bytes that a thread loads at once
 _MOST_WIDTH = 128
-_MOST_HEADS = 8
-_MOST_EDGES = 32
+# Where edges are taken as they come: loads of a tile by each thread, and most edges.
+# With more loads, edges are more than lanes: their numbers go through shared memory.
+_LOADS = 2
+_MOST_EDGES = 128
+# Heads whose loads are under way together: more take registers that other warps need.
+_MOST_UNROLLED = 4
+# Of a walk over rows: numbers and edges of a tile, units of a program.
+_TILE = 1024
+_ROW_EDGES = 16
 _CHUNK = 256
-_UNITS = 2  # of a program
+_UNITS = 2
+
+_NAMES = {
+    "feature_dots": ("node_ptr", "feature_ptr", "out_ptr"),
+    "feature_spread": ("weight_ptr", "node_ptr", "out_ptr"),
+}
+_MORE_NAMES = ("more_weight_ptr", "more_node_ptr")
 
 
-class FeaturePass:
-    """One of the three products (`kernels.edge_features`) on a relation.
+class EdgesPass:
+    """A product with a row for each edge (`kernels.edge_features`), on a relation.
 
     Args:
         graph: The relation.
-        name: Which one.
+        name: `feature_dots` or `feature_spread`.
         heads: Heads of the vectors.
         width: Features of an edge.
+        itemsize: Bytes of a number of the second operand.
+        pair: Whether `feature_spread` adds a second product to the first.
     """
 
-    def __init__(self, graph: Graph, name: str, heads: int, width: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        name: str,
+        heads: int,
+        width: int,
+        itemsize: int,
+        pair: bool = False,
+    ) -> None:
         from pyg_tiga.kernels import edge_features
+
+        is_spread = name == "feature_spread"
+        block_d = min(power_of_2(width), _MOST_WIDTH)
+        tile = _WARP * _LOADS * _VECTOR // itemsize
+        block_e = min(max(1, tile // block_d), _MOST_EDGES)
+        arguments = {
+            "target_ptr": graph.targets(),
+            "num_dst": graph.num_dst,
+            "num_edges": graph.num_edges,
+            **({"PAIR": pair} if is_spread else {}),
+            "HEADS": heads,
+            "WIDTH": width,
+            "UNROLL": _unrolled(heads),
+            "BLOCK_E": block_e,
+            "BLOCK_D": block_d,
+        }
+        slices = -(-width // block_d) if is_spread else 1
+        grid = (-(-graph.num_edges // block_e), slices)
+        names = _NAMES[name] + (_MORE_NAMES if pair else ())
+        kernel = getattr(edge_features, name)
+        self._launch = Prepared(kernel, grid, arguments, names, graph.rows().index)
+
+    def __call__(self, stream: int, *tensors: Tensor) -> None:
+        """Launch on two operands, the result and what a pair adds, all contiguous."""
+        self._launch(stream, *tensors)
+
+
+class SumsPass:
+    """Sums over the edges of each row (`kernels.edge_features`), on a relation.
+
+    Args:
+        graph: The relation.
+        name: `feature_sums`.
+        heads: Weights of an edge.
+        width: Features of an edge.
+        itemsize: Bytes of a feature.
+    """
+
+    def __init__(
+        self, graph: Graph, name: str, heads: int, width: int, itemsize: int
+    ) -> None:
+        from pyg_tiga.kernels.edge_features import feature_sums
 
         rows = graph.rows()
         items = rows.work_items(_CHUNK)
-        block_d = min(power_of_2(width), _MOST_WIDTH)
-        block_h = min(power_of_2(heads), _MOST_HEADS, _TILE // block_d)
-        block_e = min(_TILE // (block_d * block_h), _MOST_EDGES)
-        slices = {"h": -(-heads // block_h), "d": -(-width // block_d)}
-        axes = {"feature_dots": "h", "feature_sums": "hd", "feature_spread": "d"}[name]
-        names = {
-            "feature_dots": ("node_ptr", "feature_ptr", "out_ptr"),
-            "feature_sums": ("weight_ptr", "feature_ptr", "out_ptr"),
-            "feature_spread": ("weight_ptr", "node_ptr", "out_ptr"),
-        }[name]
+        blocks = _sum_blocks(heads, width, itemsize)
         arguments = {
             **unit_arguments(rows, items, _CHUNK),
             **place_arguments(rows),
             "HEADS": heads,
             "WIDTH": width,
             "BLOCK_R": _UNITS,
-            "BLOCK_E": block_e,
-            "BLOCK_H": block_h,
-            "BLOCK_D": block_d,
+            **blocks,
         }
-        programs = -(-(rows.num_rows + items.num_items) // _UNITS)
-        grid = (programs, *[slices[axis] for axis in axes])
-        is_sum = name == "feature_sums"
-        pieces = items.num_items if is_sum else 0
-        self._part = room_of({"part_ptr": pieces * heads * width})
+        grid = (
+            -(-(rows.num_rows + items.num_items) // _UNITS),
+            -(-heads // blocks["BLOCK_H"]),
+            -(-width // blocks["BLOCK_D"]),
+        )
+        pieces = items.num_items * heads * width
+        self._part = room_of({"part_ptr": pieces})
+        names: tuple[Any, ...] = ("weight_ptr", "feature_ptr", "out_ptr")
         names += (self._part,) if pieces else ()
-        kernel = getattr(edge_features, name)
-        self._walk = Prepared(kernel, grid, arguments, names, rows.index)
-        self._merge = merge_sums(rows, items, heads * width) if is_sum else None
+        self._walk = Prepared(feature_sums, grid, arguments, names, rows.index)
+        self._merge = merge_sums(rows, items, heads * width)
 
     def __call__(self, stream: int, first: Tensor, second: Tensor, out: Tensor) -> None:
         """Launch on the two operands and the result, all contiguous."""
@@ -76,13 +134,45 @@ class FeaturePass:
             self._merge(stream, *part, out)
 
 
+def _unrolled(heads: int) -> int:
+    """How many heads a step of a loop over all of them takes."""
+    return max(n for n in range(1, _MOST_UNROLLED + 1) if heads % n == 0)
+
+
+def _sum_blocks(heads: int, width: int, itemsize: int) -> dict[str, int]:
+    """A tile of U times S edges: S are what one load of each thread covers."""
+    block_d = min(power_of_2(width), _MOST_WIDTH)
+    block_h = min(power_of_2(heads), _MOST_WIDTH // block_d)
+    row = block_h * block_d
+    # A tile has a number for each thread at least: none may be there twice.
+    lanes = min(_WARP, max(1, _WARP * _VECTOR // (row * itemsize)))
+    edges = max(lanes, min(_ROW_EDGES, _TILE // row))
+    return {
+        "BLOCK_U": edges // lanes,
+        "BLOCK_S": lanes,
+        "BLOCK_H": block_h,
+        "BLOCK_D": block_d,
+    }
+
+
+def _prepare(graph: Graph, name: str) -> type[EdgesPass] | type[SumsPass]:
+    """The pass of a product; what it reads is safe on the current stream from here."""
+    if name == "feature_sums":
+        graph.rows().work_items(_CHUNK)
+        return SumsPass
+    graph.targets()
+    return EdgesPass
+
+
 def _run(
     problem: Problem,
     schedule: Schedule | None,
     graph: Graph,
     first: Tensor,
     second: Tensor,
+    *more: Tensor,
 ) -> Tensor:
+    """A product; of `feature_spread` with `more`, that of two others added in."""
     name, heads = problem.op, problem.heads
     width = problem.features // max(heads, 1)
     shape = shape_of(name, graph.num_dst, graph.num_edges, heads, width)
@@ -93,9 +183,12 @@ def _run(
         return out.zero_()
     index = out.get_device()
     with device_guard(index):
-        graph.rows().work_items(_CHUNK)  # Safe to read on this stream.
-        run = found(graph, ("features", name, heads, width), FeaturePass)
-        run(current_stream(index), first.contiguous(), second.contiguous(), out)
+        make = _prepare(graph, name)
+        key = ("features", name, heads, width, second.dtype.itemsize)
+        key += (True,) if more else ()
+        run = found(graph, key, make)
+        operands = [x.contiguous() for x in (first, second, *more)]
+        run(current_stream(index), *operands[:2], out, *operands[2:])
     return out
 
 

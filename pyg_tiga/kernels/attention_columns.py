@@ -4,7 +4,8 @@ With g_i the gradient of row i, kept_e the dropout factor, t_e = kept_e <g_i, v_
 delta_i = <g_i, out_i>, the gradient of a score is ds_e = w_e (t_e - delta_i).
 `attention_columns` walks the edges of each source: it gathers g_i and sums the
 gradients of v_j and of the source's operand. With `GRAD_TERM` it also writes those of
-the scores' terms, in the order of the grouping by destination (`slot`).
+the scores' terms, in the order of this walk: whoever reads them in another looks for
+them, as numbers of some edges read out of order cost less than written so.
 
 `FACTORED` needs no t_e: where the operand is a number and the score has a slope f_e in
 it, its gradient is sum f_e ds_e = <v_j, sum f_e w_e kept_e g_i> - sum f_e w_e delta_i,
@@ -130,13 +131,12 @@ def _add_tile(
             acc_col += FUNCTIONS[3](ds, b_row, b_col, b_param, aux, scale)
         if GRAD_TERM or GRAD_LOOP_TERM:
             # Edges that are masked or stored loops get their 0 here, too.
-            grad_term_ptr, grad_loop_term_ptr, slot_ptr = outputs
+            grad_term_ptr, grad_loop_term_ptr = outputs
             b_t = tl.where(live[:, None], FUNCTIONS[4](ds, aux, scale), 0.0)
             m_h = o_h < HEADS
         if GRAD_TERM:
-            o_e = step + tl.arange(0, U * S)
-            slot = tl.load(slot_ptr + o_e, mask=m_e, other=0).to(tl.int64)
-            p_t = (grad_term_ptr + o_h)[None, :] + (slot * HEADS)[:, None]
+            o_e = (step + tl.arange(0, U * S)).to(tl.int64)
+            p_t = (grad_term_ptr + o_h)[None, :] + (o_e * HEADS)[:, None]
             tl.store(p_t, b_t, mask=m_e[:, None] & m_h[None, :])
         if GRAD_LOOP_TERM and TAIL:
             o_i = i.to(tl.int64) * HEADS
@@ -170,7 +170,6 @@ def attention_columns(
     perm_ptr,
     item_row_ptr,
     item_start_ptr,
-    slot_ptr,
     share_ptr,
     att_src_ptr,
     att_dst_ptr,
@@ -299,7 +298,7 @@ def attention_columns(
                 acc_col,
             )
             edges = (pointers, num_edges, seed, (drop_p, drop_factor))
-            outputs = (grad_term_ptr, grad_loop_term_ptr, slot_ptr)
+            outputs = (grad_term_ptr, grad_loop_term_ptr)
             source = (b_col, b_v, b_param)
             context = (
                 edges,

@@ -1,7 +1,7 @@
 """Gradients of the destination's operand and of the score's parameter, by destination.
 
 Either the gradients of the scores are `HANDED` over by `attention_columns`: they are
-read as terms, in the order of the edges that are walked, and the sources' operand is
+read as terms, where that walk left them (`perm_ptr`), and the sources' operand is
 gathered. Or the scores are formed again, for which v_j is gathered, too (`SHARED`: both
 are the same). The additive score needs no such pass where the forward kept P and p (see
 `edge_attention`), or where the gradients of the terms are summed (`edge_sums`).

@@ -1,6 +1,6 @@
 """Sums of edge values by destination: out_r = start_r + sum over the edges of row r.
 
-The values stand in the order of the grouping, so that nothing is gathered.
+The values stand in the order of the grouping, or where `perm_ptr` says.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.units import load_units
+from pyg_tiga.kernels.units import edge_ids, load_units
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_items", "chunk", "num_start"])
@@ -18,6 +18,7 @@ def edge_sums(
     out_ptr,
     part_ptr,
     ptr_ptr,
+    perm_ptr,
     item_row_ptr,
     item_start_ptr,
     num_rows,
@@ -27,6 +28,7 @@ def edge_sums(
     width,
     SPLIT: tl.constexpr,
     HAS_START: tl.constexpr,
+    HAS_PERM: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_W: tl.constexpr,
@@ -43,9 +45,8 @@ def edge_sums(
         # [BLOCK_R, BLOCK_E]
         o_e = (start + step)[:, None] + tl.arange(0, BLOCK_E)[None, :]
         m_e = o_e < end[:, None]
-        p_value = (
-            value_ptr + (o_e.to(tl.int64) * width)[:, :, None] + o_w[None, None, :]
-        )
+        edge = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
+        p_value = value_ptr + (edge * width)[:, :, None] + o_w[None, None, :]
         acc += tl.load(p_value, mask=m_e[:, :, None] & m_w[None, None, :], other=0.0)
     total = tl.sum(acc, axis=1)  # [BLOCK_R, BLOCK_W]
     m_out = m_row[:, None] & m_w[None, :]

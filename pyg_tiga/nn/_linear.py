@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_tiga.nn._inputs import num_edges
+from pyg_tiga.ops.projections import project
 
 __all__: list[str] = []
 
@@ -82,6 +84,27 @@ def reads_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
         and one.in_channels == other.in_channels > 0
         and one.weight.dtype == other.weight.dtype
     )
+
+
+def apply_maps(calls: Sequence[tuple[torch.nn.Module, Tensor]]) -> list[Tensor]:
+    """Results of maps of features ``[N, F]``, for those of the same in one step.
+
+    Only gradients gain by it. Where one of the maps is not plain, all are called, so
+    that who listens hears all that a call of the layer does, in its order.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not torch.is_grad_enabled()
+        or not all(is_plain(lin) for lin, _ in calls)
+    ):
+        return [lin(x) for lin, x in calls]
+    found = {}
+    for _, x in calls:
+        places = [i for i, (_, other) in enumerate(calls) if other is x]
+        if places[0] not in found:
+            maps = [(calls[i][0].weight, calls[i][0].bias) for i in places]
+            found.update(zip(places, project(x, maps), strict=True))
+    return [found[i] for i in range(len(calls))]
 
 
 def transform_first(

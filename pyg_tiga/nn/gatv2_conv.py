@@ -29,7 +29,7 @@ from pyg_tiga.nn._gat_edges import (
 )
 from pyg_tiga.nn._gat_inputs import check_nodes, check_options, matrix_reasons
 from pyg_tiga.nn._inputs import check_edges, is_matrix, node_counts, pair_of
-from pyg_tiga.nn._linear import is_plain, module_of
+from pyg_tiga.nn._linear import apply_maps, is_plain, module_of
 
 __all__ = ["GATv2Conv"]
 
@@ -173,10 +173,8 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
             if return_attention_weights and not self.add_self_loops:
                 return with_given_edges(found, edge_index)
             return found
-        res = module_of(self, "res")
-        root = None if res is None else res(pair[1])
         is_shared = self.share_weights and isinstance(x, Tensor)
-        projected = self._project(*pair, is_shared)
+        root, *projected = self._project(*pair, is_shared)
         out, weights = self._attend(
             *projected, edge_index, counts, return_attention_weights
         )
@@ -219,14 +217,18 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
 
     def _project(
         self, x_src: Tensor, x_dst: Tensor, is_shared: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Values ``[N, H, C]`` of sources and destinations."""
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """The residual, and values ``[N, H, C]`` of sources and destinations."""
         lin_l, lin_r = self._projections()
-        heads, channels = head_shape(self)
-        out_src = lin_l(x_src).view(-1, heads, channels)
-        if is_shared or (x_dst is x_src and lin_r is lin_l and is_plain(lin_l)):
-            return out_src, out_src
-        return out_src, lin_r(x_dst).view(-1, heads, channels)
+        res = module_of(self, "res")
+        calls = [(lin_l, x_src)] if res is None else [(res, x_dst), (lin_l, x_src)]
+        if not (is_shared or (x_dst is x_src and lin_r is lin_l and is_plain(lin_l))):
+            calls.append((lin_r, x_dst))
+        found = apply_maps(calls)
+        root = None if res is None else found.pop(0)
+        shape = (-1, *head_shape(self))
+        values = [out.view(shape) for out in found]
+        return root, values[0], values[-1]
 
     def _attend(
         self,

@@ -33,7 +33,7 @@ from pyg_tiga.nn._inputs import (
     is_matrix,
     pair_of,
 )
-from pyg_tiga.nn._linear import module_of, reads_alike
+from pyg_tiga.nn._linear import apply_maps, is_plain, module_of, reads_alike
 from pyg_tiga.nn._transformer_inputs import (
     attended_counts,
     batch_reasons,
@@ -178,12 +178,12 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
             return with_given_edges(found, edge_index) if wants_weights else found
         x_src, x_dst = pair_of(x)
         counts = self._check(x_src, x_dst, edge_index, edge_attr)
-        out, weights = self._attend(
+        out, weights, root = self._attend(
             x_src, x_dst, edge_index, edge_attr, counts, wants_weights
         )
         if not torch.compiler.is_compiling():
             self._note_fused()
-        out = self._finish(out, x_dst)
+        out = self._finish(out, root, x_dst)
         return (out, weights) if wants_weights else out
 
     def _reasons(self, x: Any, edge_index: Adj, edge_attr: Any) -> list[str]:
@@ -229,6 +229,22 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
             if not reads_alike(first, other):
                 check_features(name, x, other, leading="")
 
+    def _project(
+        self, x_src: Tensor, x_dst: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Query, key and value ``[N, H, C]``, and the root if it goes with them."""
+        readers = {"lin_query": x_dst, "lin_key": x_src, "lin_value": x_src}
+        calls = [(module_of(self, name), x) for name, x in readers.items()]
+        # Without gradients the root gains nothing, and would be in memory for longer.
+        if self.root_weight and torch.is_grad_enabled():
+            skip = module_of(self, "lin_skip")
+            if is_plain(skip):
+                calls.append((skip, x_dst))
+        query, key, value, *root = apply_maps(calls)
+        shape = (-1, *head_shape(self))
+        parts = (query.view(shape), key.view(shape), value.view(shape))
+        return (*parts, root[0] if root else None)
+
     def _attend(
         self,
         x_src: Tensor,  # [N_src, F]
@@ -237,12 +253,9 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         edge_attr: Tensor | None,  # [E, D]
         counts: tuple[int, int],
         wants_weights: bool,
-    ) -> tuple[Tensor, Any]:
-        """The output, and the weights in PyG's form where they are wanted."""
-        shape = (-1, *head_shape(self))
-        query = module_of(self, "lin_query")(x_dst).view(shape)
-        key = module_of(self, "lin_key")(x_src).view(shape)
-        value = module_of(self, "lin_value")(x_src).view(shape)
+    ) -> tuple[Tensor, Any, Tensor | None]:
+        """The output, the weights in PyG's form if wanted, and the root if formed."""
+        query, key, value, root = self._project(x_src, x_dst)
         relation = for_functional(edge_index)
         options = {"size": counts, "flow": self.flow}
         if edge_attr is not None:
@@ -254,11 +267,11 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
             )
         )
         if not wants_weights:
-            return out, None
+            return out, None, root
         # PyG keeps them before it drops any.
         weight, _ = functional.graph_attention_weights(query, key, relation, **options)
         weight = in_parents_dtype(weight)
-        return out, edges_with_weights(edge_index, relation, weight)
+        return out, edges_with_weights(edge_index, relation, weight), root
 
     def _edge_features(
         self, edge_attr: Tensor, dtype: torch.dtype
@@ -268,12 +281,13 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         proj = weight.view(*head_shape(self), weight.size(1))
         return {"edge_attr": edge_attr.to(dtype), "edge_proj": proj.to(dtype)}
 
-    def _finish(self, out: Tensor, x_dst: Tensor) -> Tensor:
+    def _finish(self, out: Tensor, root: Tensor | None, x_dst: Tensor) -> Tensor:
         """Join the heads of ``[N_dst, H, C]`` and add the node itself, or gate it."""
         out = join_heads(self, out)
         if not self.root_weight:
             return out
-        root = module_of(self, "lin_skip")(x_dst)  # [N_dst, H * C] or [N_dst, C]
+        if root is None:
+            root = module_of(self, "lin_skip")(x_dst)  # [N_dst, H * C] or [N_dst, C]
         gate = module_of(self, "lin_beta")
         if gate is None:
             return out + root

@@ -33,7 +33,7 @@ def batchable(backward: Backward) -> Backward:
     """Let the backward of an autograd function be called on all kinds of gradients."""
 
     @functools.wraps(backward)
-    def wrapped(ctx: Any, *grads: Tensor) -> Gradients:
+    def wrapped(ctx: Any, *grads: Tensor | None) -> Gradients:
         if any(map(_is_batched, grads)):
             return _in_turn(backward, ctx, grads)
         if has_tangent(*grads):
@@ -58,11 +58,15 @@ class _Held:
         """Not yet."""
 
 
-def _is_batched(grad: Tensor) -> bool:
-    return is_legacy_batchedtensor(grad) or is_batchedtensor(grad)
+def _is_batched(grad: Tensor | None) -> bool:
+    return grad is not None and (
+        is_legacy_batchedtensor(grad) or is_batchedtensor(grad)
+    )
 
 
-def _in_turn(backward: Backward, ctx: Any, grads: tuple[Tensor, ...]) -> Gradients:
+def _in_turn(
+    backward: Backward, ctx: Any, grads: tuple[Tensor | None, ...]
+) -> Gradients:
     is_batch = [_is_batched(grad) for grad in grads]
     apart, batch = list(grads), None
     for i, grad in enumerate(grads):

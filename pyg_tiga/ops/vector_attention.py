@@ -112,7 +112,8 @@ def gradients(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the inputs, each in its dtype; None where there is none.
 
-    `share` is the gradient of the weights, where these are a result.
+    `share` is the gradient of the weights, where these are a result. A state without
+    weights then has a result in which they are used already.
     """
     if share is not None:
         share = share.contiguous()

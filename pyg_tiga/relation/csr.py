@@ -304,16 +304,23 @@ def slots(rows: Grouping, columns: Grouping) -> Tensor:
 
     It ties the two groupings of the same edges together without the caller's ids.
     """
-    positions = torch.arange(
-        rows.num_edges, dtype=rows.ptr.dtype, device=rows.ptr.device
-    )
-    if rows.perm is not None:
-        positions = torch.empty_like(positions).index_copy_(
-            0, rows.perm.long(), positions
-        )
+    positions = ranks(rows)
     if columns.perm is None:
         return positions
     return positions.index_select(0, columns.perm)
+
+
+def ranks(grouping: Grouping) -> Tensor:
+    """Position in a grouping of each of the caller's edges, `[E]`.
+
+    It is a permutation even where a fault keeps edges out of every row.
+    """
+    positions = torch.arange(
+        grouping.num_edges, dtype=grouping.ptr.dtype, device=grouping.ptr.device
+    )
+    if grouping.perm is None:
+        return positions
+    return torch.empty_like(positions).index_copy_(0, grouping.perm.long(), positions)
 
 
 def index_dtype(num_edges: int, *sizes: int) -> torch.dtype:

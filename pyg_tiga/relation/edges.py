@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from pyg_tiga.relation.csr import (
     group_coo,
     group_csr,
     index_dtype,
+    ranks,
     slots,
     transpose,
 )
@@ -74,7 +76,8 @@ class Edges:
         self._versions = tuple((tensor, tensor._version) for tensor in self.tensors)
         self._on_cuda = self.device.type == "cuda"
         self._groupings: list[Grouping | None] = [None, None]
-        self._slots: dict[int, tuple[Tensor, Stamp]] = {}
+        # By name and end.
+        self._maps: dict[tuple[str, int], tuple[Tensor, Stamp]] = {}
         # By end that is the destination: plans and launches, found again at each call.
         self.scratch: tuple[dict[Any, Any], dict[Any, Any]] = ({}, {})
         self._checks: tuple[Check, ...] = ()
@@ -105,7 +108,7 @@ class Edges:
                 tensors, layout = (_edge_index(grouping, end),), COO
         edges = Edges(tensors, layout, self.sizes, self.names.dst_end)
         edges._groupings = list(self._groupings)
-        edges._slots = dict(self._slots)
+        edges._maps = dict(self._maps)
         return edges
 
     def grouping(self, end: int) -> Grouping:
@@ -132,16 +135,49 @@ class Edges:
 
     def slots(self, end: int) -> Tensor:
         """Position by `end` of each position by the other end, `[E]`."""
-        cached = self._slots.get(end)
+        return self._map("slot map", end, self._make_slots)
+
+    def ranks(self, end: int) -> Tensor | None:
+        """Position by `end` of each of the caller's edges, `[E]`; None: the same."""
+        if self.grouping(end).perm is None:
+            return None
+        return self._map("rank map", end, self._make_ranks)
+
+    def ends_at(self, end: int) -> Tensor:
+        """One end of each edge, `[E]`, in the caller's order and the derived dtype.
+
+        It is a copy, for kernels: contiguous, and of one state of the tensors whatever
+        is written to them later. Of a relation whose fault is not reported yet, ends
+        may be out of range.
+        """
+        self.grouping(end)  # Checks the indices.
+        if self.layout == CSR and end == 1:
+            return self.grouping(0).index
+        return self._map("list of ends", end, self._make_ends)
+
+    def _map(self, what: str, end: int, make: Callable[[int], Tensor]) -> Tensor:
+        """A tensor derived from groupings: cached, and safe on the current stream."""
+        cached = self._maps.get((what, end))
         if cached is None:
-            rows, columns = self.grouping(end), self.grouping(1 - end)
-            refuse_capture(self.device, "The slot map of a relation")
+            refuse_capture(self.device, f"The {what} of a relation")
             with lasting():
-                value = slots(rows, columns)
-            cached = self._slots[end] = value, Stamp([value])
+                value = make(end)
+            cached = self._maps[what, end] = value, Stamp([value])
             CACHE.grown(self)
         cached[1].use()
         return cached[0]
+
+    def _make_slots(self, end: int) -> Tensor:
+        return slots(self.grouping(end), self.grouping(1 - end))
+
+    def _make_ranks(self, end: int) -> Tensor:
+        return ranks(self.grouping(end))
+
+    def _make_ends(self, end: int) -> Tensor:
+        if self.layout == CSR:
+            return self.grouping(0).row_index()
+        self._record_reads()
+        return self.tensors[0][end].to(self.index_dtype, copy=True)
 
     def built(self, end: int) -> Grouping | None:
         """The grouping by an end, if it is there already."""
@@ -183,7 +219,7 @@ class Edges:
 
     def nbytes(self) -> int:
         """Bytes of all that was built."""
-        maps = sum(value.nbytes for value, _ in list(self._slots.values()))
+        maps = sum(value.nbytes for value, _ in list(self._maps.values()))
         return maps + sum(g.nbytes for g in self._groupings if g is not None)
 
     def held_bytes(self) -> int:

@@ -260,6 +260,25 @@ class Graph:
         """Position in :meth:`rows` of each position of :meth:`columns`, `[E]`."""
         return self._current().slots(self._dst_end)
 
+    def places(self) -> Tensor:
+        """Position in :meth:`columns` of each position of :meth:`rows`, `[E]`."""
+        return self._current().slots(1 - self._dst_end)
+
+    def ranks(self) -> Tensor | None:
+        """Position in :meth:`rows` of each edge, `[E]` in the caller's order.
+
+        None where these are the same.
+        """
+        return self._current().ranks(self._dst_end)
+
+    def targets(self) -> Tensor:
+        """Destination of each edge, `[E]` in the caller's order, as kernels read it.
+
+        Other than :meth:`ends`, it waits for no check of the indices: one may be out of
+        range.
+        """
+        return self._current().ends_at(self._dst_end)
+
     @property
     def scratch(self) -> dict[Any, Any]:
         """What operations derived for these edges in this direction, for reuse."""

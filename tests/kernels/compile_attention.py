@@ -12,6 +12,7 @@ from pyg_tiga.kernels import (
     attention_state,
     edge_attention,
     edge_features,
+    edge_order,
     edge_sums,
     edge_weights,
     node_scores,
@@ -135,7 +136,7 @@ def _vectors(
     kernel = attention_rows_backward.attention_rows_backward
     yield make(kernel, {**flags, "HANDED": False}, *rest)
     terms = {"term_ptr": "*fp32", "loop_term_ptr": "*fp32"}
-    read = {"HAS_TERM": True, "HAS_LOOP_TERM": True, "HAS_PERM": False}
+    read = {"HAS_TERM": True, "HAS_LOOP_TERM": True, "HAS_PERM": True}
     read |= {"HAS_MASK": False, "DROPOUT": False, "HANDED": True}
     yield make(kernel, {**flags, **read}, *rest[:-1], {**types, **terms})
 
@@ -156,7 +157,7 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
         flags |= {**_SHAPE, "BLOCK_N": 8, **_TILE}
         yield make(attention_state.attention_prepare, flags, dtype, index, 2)
     blocks = {"BLOCK_R": 4, "BLOCK_E": 32, "BLOCK_W": 4}
-    flags = {"SPLIT": True, "HAS_START": True, **blocks}
+    flags = {"SPLIT": True, "HAS_START": True, "HAS_PERM": True, **blocks}
     yield make(edge_sums.edge_sums, flags, "fp32", index)
     yield from _features(make, dtype, index)
     flags = {"SECOND": True, "BLOCK_N": 8, **_SHAPE, **_TILE}
@@ -168,15 +169,23 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
 
 def _features(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     """Weights of edges, and their products with features."""
-    blocks = {"BLOCK_R": 2, "BLOCK_E": 8, "BLOCK_H": 4}
-    flags = {"HEADS": 4, "SPLIT": True, "HAS_PERM": True, **blocks}
-    yield make(edge_weights.edge_weights, {**flags, "DROPOUT": True}, "fp32", index)
+    heads = {"HEADS": 4, "BLOCK_E": 256, "BLOCK_H": 4}
+    flags = {**heads, "HAS_RANK": True, "DROPOUT": True}
+    types = {"target_ptr": f"*{index}", "rank_ptr": f"*{index}"}
+    made = ("fp32", index, 4, "", types)
+    yield make(edge_weights.edge_weights, flags, *made)
+    yield make(edge_order.take_edges, heads, *made)
+    types |= {"weight_ptr": "*fp32", "more_weight_ptr": "*fp32"}
+    made = (dtype, index, 1, "", types)
     for width in (16, 200):
-        shape = {"WIDTH": width, "BLOCK_D": min(width, 128)}
-        for name in ("feature_dots", "feature_sums", "feature_spread"):
-            kernel = getattr(edge_features, name)
-            types = {"weight_ptr": "*fp32"}
-            yield make(kernel, {**flags, **shape}, dtype, index, 1, "", types)
+        shape = {"HEADS": 4, "WIDTH": width, "BLOCK_D": min(width, 128)}
+        by_edge = {**shape, "UNROLL": 4, "BLOCK_E": 8}
+        yield make(edge_features.feature_dots, by_edge, *made)
+        pair = {**by_edge, "PAIR": width == 16}
+        yield make(edge_features.feature_spread, pair, *made)
+        by_row = {**shape, "SPLIT": True, "HAS_PERM": True, "BLOCK_R": 2}
+        blocks = {"BLOCK_U": 4, "BLOCK_S": 2, "BLOCK_H": 64 // min(width, 64)}
+        yield make(edge_features.feature_sums, {**by_row, **blocks}, *made)
 
 
 def _score(*names: str, score: str = "additive") -> dict[str, Any]:

@@ -17,6 +17,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sage, max": ("SAGEConv", {"aggr": "max", "project": True}),
     "sage, no root": ("SAGEConv", {"root_weight": False, "bias": False}),
     "gat": ("GATConv", {"heads": 2}),
+    "gatv2": ("GATv2Conv", {"residual": True}),
+    "transformer": ("TransformerConv", {"heads": 2}),
     "gat, edges": ("GATConv", {"heads": 2, "edge_dim": 3, "residual": True}),
 }
 

@@ -7,20 +7,23 @@ import torch
 
 from pyg_tiga.impls import scatter_edge_features
 from pyg_tiga.ops import edge_features
-from pyg_tiga.ops.edge_features import product
+from pyg_tiga.ops.edge_features import computed, product
 from pyg_tiga.planner import pin
 from pyg_tiga.relation.graph import Graph
 
 NAMES = ("feature_dots", "feature_sums", "feature_spread")
 SHAPES = [(1, 1), (4, 16), (3, 5), (1, 200), (9, 33)]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def make_graph(device="cpu", *, is_sorted=False):
+def make_graph(device="cpu", *, is_sorted=False, hub=300):
     """A hub that is cut into pieces, rows without edges, and short ones."""
     generator = torch.Generator().manual_seed(0)
-    target = torch.cat([torch.full((600,), 3), torch.randint(8, (60,))])
+    short = torch.randint(8, (60,), generator=generator)
+    target = torch.cat([torch.full((hub,), 3), short])
+    target = target[torch.randperm(hub + 60, generator=generator)]
     target = target.sort().values if is_sorted else target
-    source = torch.randint(7, (660,), generator=generator)
+    source = torch.randint(7, (hub + 60,), generator=generator)
     edge_index = torch.stack([source, target]).to(device)
     return Graph.from_edge_index(edge_index, num_src=7, num_dst=11)
 
@@ -67,6 +70,72 @@ def test_kernels(device, name, heads, width, is_sorted):
     wanted = torch.autograd.grad(expected.sin().sum(), exact)
     for x, y in zip((found, *grads), (expected, *wanted), strict=True):
         torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 3, 16, 32, 128, 130])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shape(device, name, width, dtype):
+    # Pieces of long rows are for sums alone.
+    graph = make_graph(device, hub=300 if name == "feature_sums" else 20)
+    for heads in (1, 2, 4, 5, 8):
+        given = [
+            x.detach()
+            for x in operands(name, graph, heads, width, dtype, torch.float32)
+        ]
+        with pin("triton"):
+            found = product(name, graph, *given, torch.float32)
+        exact = [x.double() for x in given]
+        expected = scatter_edge_features.product(name, graph, *exact)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "width"), [(1, 16), (4, 16), (5, 130), (8, 3)])
+def test_a_pair_is_a_sum_of_two(device, heads, width, dtype):
+    graph = make_graph(device, hub=20)
+    name = "feature_spread"
+    first = operands(name, graph, heads, width, dtype, torch.float32)
+    second = [x.detach().flip(0) for x in first]
+    first = [x.detach() for x in first]
+    exact = [[x.double() for x in given] for given in (first, second)]
+    expected = sum(scatter_edge_features.product(name, graph, *x) for x in exact)
+    with pin("triton"):
+        found = computed(name, graph, torch.float32, *first, *second)
+        rounded = computed(name, graph, dtype, *first, *second)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert rounded.dtype == dtype
+    torch.testing.assert_close(rounded, found.to(dtype))
+
+
+def test_a_pair_of_nothing(device):
+    empty = torch.empty(2, 0, dtype=torch.long, device=device)
+    graph, name = Graph.from_edge_index(empty, 3), "feature_spread"
+    pair = torch.ones(0, 2, device=device), torch.ones(3, 2, 4, device=device)
+    with pin("triton"):
+        assert computed(name, graph, torch.float32, *pair, *pair).shape == (0, 4)
+    graph = make_graph(device)
+    size = graph.num_edges
+    pair = torch.ones(size, 0, device=device), torch.ones(11, 0, 4, device=device)
+    with pin("triton"):
+        assert not computed(name, graph, torch.float32, *pair, *pair).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+@pytest.mark.parametrize("name", NAMES)
+def test_edges_as_the_caller_has_them(device, name, dtype):
+    """Of any dtype and strides, grouped already or not, and in both directions."""
+    edges = make_graph(device).edge_index()
+    turned = edges.t().contiguous().to(dtype).t()
+    graphs = [Graph.from_edge_index(turned, 11)]
+    graphs += [Graph.from_csr(graphs[0].rows().ptr, graphs[0].rows().index)]
+    for graph in [*graphs, *[graph.reverse() for graph in graphs]]:
+        given = [x.detach() for x in operands(name, graph, 2, 3, torch.float32)]
+        with pin("triton"):
+            found = product(name, graph, *given, torch.float32)
+        exact = [x.double() for x in given]
+        expected = scatter_edge_features.product(name, graph, *exact)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

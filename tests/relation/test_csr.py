@@ -10,6 +10,7 @@ from pyg_tiga.relation.csr import (
     group_coo,
     group_csr,
     index_dtype,
+    ranks,
     slots,
     transpose,
 )
@@ -188,6 +189,7 @@ def test_slots_tie_the_groupings(graph):
     columns, _ = group_coo(tensor(edges), 0, tuple(sizes))
     place = slots(rows, columns)
     assert rows.perm[place].tolist() == columns.perm.tolist()
+    assert rows.perm[ranks(rows)].tolist() == list(range(rows.num_edges))
 
 
 def pieces_of(lists, chunk):

@@ -93,6 +93,9 @@ def test_edge_index(dtype):
     same(device.rows(), host.rows())
     same(device.columns(), host.columns())
     assert device.slots().tolist() == host.slots().tolist()
+    assert device.targets().tolist() == host.targets().tolist()
+    if host.ranks() is not None:
+        assert device.ranks().tolist() == host.ranks().tolist()
 
 
 @pytest.mark.parametrize("order", ["row", "col"])
@@ -257,6 +260,8 @@ def test_no_wait_when_deferred(deferred, warm, layout):
         made.rows().work_items(64)
         made.columns().work_items(64)
         made.slots()
+        made.ranks()
+        made.targets()
     torch.cuda.synchronize()
     wanted = host
     if layout == "csr":
@@ -334,6 +339,8 @@ def test_a_relation_is_not_built_during_capture():
         "inverse degrees": made.rows().degree_inv,
         "work items": lambda: made.rows().work_items(64),
         "slot map": made.slots,
+        "rank map": made.ranks,
+        "list of ends": made.targets,
         "relation": forward_only.columns,
     }
     captured = torch.cuda.CUDAGraph()

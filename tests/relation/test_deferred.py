@@ -6,6 +6,11 @@ import pytest
 import torch
 from torch_geometric import EdgeIndex
 
+from pyg_tiga.impls.attention_types import Options, State
+from pyg_tiga.impls.edge_weights import edge_weights
+from pyg_tiga.impls.launch import current_stream
+from pyg_tiga.ops.edge_features import product
+from pyg_tiga.planner import pin
 from pyg_tiga.relation import Graph, check, edges, relation_of
 from pyg_tiga.relation.stats import Readback
 from tests.relation.naive import as_lists, group, tensor
@@ -51,6 +56,40 @@ def test_the_next_use_raises(slow):
             use()
     with pytest.raises(ValueError, match=MESSAGE):
         relation_of(graph.handle()[0][0], 3, 3).rows()
+
+
+def test_maps_of_bad_edges_stay_within_bounds(slow):
+    graph = Graph.from_edge_index(tensor(BAD), 3)
+    assert sorted(graph.ranks().tolist()) == [0, 1, 2, 3]
+    assert graph.targets().tolist() == [1, 7, 0, 1]
+    bad = Graph.from_csr(torch.tensor([0, 3, 2]), torch.tensor([0, 7]), num_src=3)
+    assert bad.targets().tolist() == [1, 1]
+    assert bad.reverse().targets().max() < 3
+    assert sorted(bad.reverse().ranks().tolist()) == [0, 1]
+
+
+def test_kernels_leave_bad_edges_alone(slow, device):
+    graph = Graph.from_edge_index(tensor(BAD).to(device), 3)
+    ones = torch.ones(3, 2, 4, device=device)
+    given = {
+        "feature_dots": (ones, ones.new_ones(4, 4)),
+        "feature_sums": (ones.new_ones(4, 2), ones.new_ones(4, 4)),
+        "feature_spread": (ones.new_ones(4, 2), ones),
+    }
+    with pin("triton"):
+        dots, sums, spread = (
+            product(name, graph, *given[name], torch.float32) for name in given
+        )
+    # Vectors are there for the destination of an edge whose source is out of range.
+    assert dots[:, 0].tolist() == [4, 0, 4, 4]
+    assert spread[:, 0].tolist() == [2, 0, 2, 2]
+    assert sums[:, 0, 0].tolist() == [0, 2, 0]
+    state = State(None, ones.new_zeros(3, 2), ones.new_ones(3, 2), None, None)
+    scores = torch.zeros(4, 2, device=device)
+    scores[2:] = float("nan")  # Of edges in no row, which nobody wrote.
+    stream = current_stream(scores.get_device())
+    weights = edge_weights(graph, scores, state, None, Options(1.0), stream)
+    assert weights[:, 0].tolist() == [1, 0, 0, 1]
 
 
 def test_validate_waits(slow):

@@ -291,6 +291,31 @@ def test_slots():
     assert place[back].tolist() == list(range(6))
 
 
+def test_ranks_and_targets():
+    graph = make()
+    graph.columns()
+    for one in (graph, graph.reverse()):
+        before = graph.nbytes()
+        ranks, targets = one.ranks(), one.targets()
+        assert one.rows().perm[ranks.long()].tolist() == list(range(6))
+        assert one.ranks() is ranks
+        assert one.rows().row_index()[ranks].tolist() == targets.tolist()
+        assert targets.tolist() == one.ends()[1].tolist()
+        assert targets.dtype == ranks.dtype == one.index_dtype
+        assert one.targets() is targets
+        assert graph.nbytes() == before + ranks.nbytes + targets.nbytes
+
+
+def test_ranks_and_targets_of_grouped_edges():
+    rows = make().rows()
+    graph = Graph.from_csr(rows.ptr, rows.index, rows.num_cols)
+    assert graph.ranks() is None
+    assert graph.targets().tolist() == rows.row_index().tolist()
+    back = graph.reverse()
+    assert back.targets() is graph.rows().index
+    assert back.rows().perm[back.ranks()].tolist() == list(range(6))
+
+
 def test_no_cycle_keeps_arrays_alive():
     gc.disable()
     try:

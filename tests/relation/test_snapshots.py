@@ -107,7 +107,10 @@ def test_what_a_call_works_on_keeps_its_edges(built):
     if built == "both":
         held.columns()
         held.slots()
+        held.ranks()
     edit(edge_index)
+    assert held.targets().tolist() == tensor(EDGES)[1].tolist()
+    assert held.rows().perm[held.ranks()].tolist() == list(range(len(EDGES)))
     assert graph.current() is not held
     assert as_lists(graph.current().rows()) != BY_DST
     check(held)
@@ -181,5 +184,5 @@ def test_what_is_built_in_inference_mode_can_be_saved_for_backward():
         built = [graph.rows(), graph.columns()]
         arrays = [a for g in built for a in (g.ptr, g.index, g.perm, g.degree_inv())]
         arrays += [a for g in built for a in g.work_items(1).tensors()]
-        arrays.append(graph.slots())
+        arrays += [graph.slots(), graph.ranks(), graph.targets()]
     assert not any(array.is_inference() for array in arrays)

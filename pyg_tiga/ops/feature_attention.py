@@ -1,0 +1,246 @@
+"""Attention by dot products with projected edge features in keys and values.
+
+With e [D] the features of an edge and P [H, C, D] their projection, P e is added to key
+and value of the edge. Both additions factor: <q, P e> = <u, e> with one u = P^T q
+[H, D] for each destination, and sum w P e = P z with z = sum w e [H, D]. So nothing has
+a row of H C for every edge.
+
+Backward, with g the gradient of the result: y = P^T g takes the place of u beside the
+weights. t_e = <g, v_j> + <y, e>, and ds_e = w_e (t_e - delta) as ever, delta = <g, out>
+with all of the result. The gradient of e is sum over heads of ds u + w y; that of q has
+P sum ds e added, and that of P is g z^T + q (sum ds e)^T, summed over the nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_tiga import reference_attention as reference
+from pyg_tiga.impls.attention_types import State, Wanted
+from pyg_tiga.ops import attention, transformed, vector_attention, vector_library
+from pyg_tiga.ops.attention import Call
+from pyg_tiga.ops.batched import batchable
+from pyg_tiga.ops.eager import apply_function, wants_grad
+from pyg_tiga.ops.edge_features import computed, product
+from pyg_tiga.ops.library import Handle
+from pyg_tiga.ops.vector_attention import Inputs
+
+# So many heads may share one product over the nodes, of which each uses its own block.
+_MOST_SHARING = 8
+
+
+class Features(NamedTuple):
+    """Features of the edges and what projects them.
+
+    Args:
+        attr: ``[E, D]`` in the relation's own order.
+        proj: ``[H, C, D]``.
+    """
+
+    attr: Tensor
+    proj: Tensor
+
+
+def with_terms(call: Call, inputs: Inputs, features: Features) -> Inputs:
+    """Inputs with what the features add to the scores among their terms, ``[E, H]``."""
+    attr, proj = features
+    dtype = reference.promoted(inputs.row, proj)
+    # The scale goes into the vectors, of which there are fewer than edges.
+    vectors = torch.einsum("nhc,hcd->nhd", inputs.row.to(dtype), proj.to(dtype))
+    vectors = vectors * call.options.scale
+    real = reference.widened(torch.promote_types(dtype, attr.dtype))
+    term = product("feature_dots", call.graph, vectors, attr, real)
+    if inputs.term is not None:
+        term = term + inputs.term
+    return inputs._replace(term=term)
+
+
+def attend(call: Call, inputs: Inputs, features: Features) -> Tensor:
+    """Attention whose keys and values have the projected features of the edge added."""
+    features = features._replace(attr=_of_live_edges(call, features.attr))
+    if not _is_joint(call, inputs, features):
+        return _in_parts(call, inputs, features)
+    if wants_grad(*inputs, *features):
+        return apply_function(_FeatureAttention, *inputs, *features, call)
+    return _forward(call, inputs, features).out
+
+
+def _is_joint(call: Call, inputs: Inputs, features: Features) -> bool:
+    """Whether one function may do all of it; nothing is promoted there."""
+    if isinstance(call.graph, Handle) or transformed.is_active(*inputs, *features):
+        return False
+    operands = (inputs.value, inputs.row, inputs.col, *features)
+    return len({x.dtype for x in operands}) == 1 and all(x.numel() for x in operands)
+
+
+def _in_parts(call: Call, inputs: Inputs, features: Features) -> Tensor:
+    """The same of functions that can be differentiated at will, on any road."""
+    attr, proj = features
+    dtype = reference.promoted(*inputs, *features)
+    out, weights = _both(call, with_terms(call, inputs, features), dtype)
+    sums = product("feature_sums", call.graph, weights, attr, dtype)  # [N, H, D]
+    return out + torch.einsum("nhd,hcd->nhc", sums, proj.to(dtype))
+
+
+def _both(call: Call, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Averages of values and the weights ``[E, H]``."""
+    if isinstance(call.graph, Handle):
+        graph, options, mask, seed, objective = call
+        given = (graph, inputs, mask, seed, options, objective, dtype)
+        return vector_library.attend_with_weights(*given)
+    if transformed.is_active(*inputs):
+        out = vector_attention.by_reference(call, inputs)
+        return out.to(dtype), vector_attention.weights(call, inputs)[0]
+    return vector_attention.with_weights(call, inputs, dtype)
+
+
+def _of_live_edges(call: Call, attr: Tensor) -> Tensor:
+    """Features without those of masked edges, of which not even a NaN is seen."""
+    if call.mask is None:
+        return attr
+    return attr.masked_fill(~call.mask.unsqueeze(1), 0.0)
+
+
+class _Kept(NamedTuple):
+    """What a forward gives and its backward reads.
+
+    Args:
+        out: The result, ``[N_dst, H, C]``.
+        m: Largest score of each row.
+        total: Sum of exp(s - m).
+        weights: Of the edges after dropout, ``[E, H]``.
+        term: Added to the scores of the edges, ``[E, H]``.
+        sums: z, ``[N_dst, H, D]``.
+    """
+
+    out: Tensor
+    m: Tensor
+    total: Tensor
+    weights: Tensor
+    term: Tensor
+    sums: Tensor
+
+
+def _forward(call: Call, inputs: Inputs, features: Features) -> _Kept:
+    (attr, proj), graph, scale = features, call.graph, call.options.scale
+    dtype, real = attr.dtype, reference.widened(attr.dtype)
+    vectors = _projected(inputs.row, proj * scale)
+    term = computed("feature_dots", graph, real, vectors, attr)
+    if inputs.term is not None:
+        term += inputs.term
+    options = call.options._replace(gives_weights=True)
+    made = call._replace(options=options)
+    state = vector_attention.forward(made, inputs._replace(term=term), dtype)
+    sums = computed("feature_sums", graph, dtype, state.weights, attr)
+    _add_projected(state.out, sums, proj.transpose(1, 2))
+    return _Kept(state.out, state.m, state.total, state.weights, term, sums)
+
+
+class _FeatureAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        row: Tensor,
+        col: Tensor,
+        param: None,
+        term: Tensor | None,
+        loop_term: Tensor | None,
+        attr: Tensor,
+        proj: Tensor,
+        call: Call,
+    ) -> Tensor:
+        inputs = Inputs(value, row, col, param, term, loop_term)
+        kept = _forward(call, inputs, Features(attr, proj))
+        ctx.call = call
+        if call.objective == "memory":
+            # They are cheap to form again.
+            kept = kept._replace(sums=None)
+        ctx.save_for_backward(value, row, col, term, loop_term, attr, proj, *kept)
+        return kept.out
+
+    @staticmethod
+    @batchable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        call, needs = ctx.call, ctx.needs_input_grad
+        value, row, col, term, loop_term, attr, proj, *kept = ctx.saved_tensors
+        inputs = (value, row, col, None, term, loop_term, attr, proj)
+        if torch.is_grad_enabled():
+            inputs = attention.aliased(inputs)
+            again = _in_parts(call, Inputs(*inputs[:6]), Features(*inputs[6:]))
+            return (*attention.differentiate(again, inputs, grad, needs), None)
+        found = _gradients(
+            call, Inputs(*inputs[:6]), Features(attr, proj), grad, _Kept(*kept), needs
+        )
+        return (*found, None)
+
+
+def _gradients(
+    call: Call,
+    inputs: Inputs,
+    features: Features,
+    grad: Tensor,  # [N_dst, H, C]
+    kept: _Kept,
+    needs: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of all inputs and of both features."""
+    (attr, proj), graph, scale = features, call.graph, call.options.scale
+    dtype, real = attr.dtype, reference.widened(attr.dtype)
+    weights = kept.weights
+    beside = _projected(grad, proj)  # y
+    share = computed("feature_dots", graph, real, beside, attr)
+    state = State(kept.out, kept.m, kept.total, None, None)
+    wanted = Wanted(True, needs[5])
+    scored = inputs._replace(term=kept.term)
+    given = (call, scored, grad, state, wanted, share)
+    value, row, col, _, of_scores, loop_term = vector_attention.gradients(*given)
+    sums = computed("feature_sums", graph, dtype, of_scores, attr)
+    of_attr = of_proj = None
+    if needs[6]:
+        vectors = _projected(inputs.row, proj * scale)  # u
+        pairs = (of_scores, vectors, weights, beside)
+        of_attr = computed("feature_spread", graph, dtype, *pairs)
+    if needs[7]:
+        averages = kept.sums
+        if averages is None:
+            averages = computed("feature_sums", graph, dtype, weights, attr)
+        of_proj = _over_nodes(grad, averages) + _over_nodes(inputs.row, sums) * scale
+    if needs[1]:
+        _add_projected(row, sums, (proj * scale).transpose(1, 2))
+    term = None
+    if needs[4]:
+        term = attention.cast(of_scores, inputs.term)
+    return value, row, col, None, term, loop_term, of_attr, of_proj
+
+
+def _projected(x: Tensor, proj: Tensor) -> Tensor:
+    """Vectors ``[N, H, C]`` of every head times its ``[C, D]``: ``[N, H, D]``."""
+    out = x.new_empty(x.size(0), x.size(1), proj.size(2))
+    with torch.autocast(x.device.type, enabled=False):
+        torch.bmm(x.transpose(0, 1), proj, out=out.transpose(0, 1))
+    return out
+
+
+def _add_projected(out: Tensor, x: Tensor, proj: Tensor) -> None:
+    """Add to ``[N, H, C]`` vectors ``[N, H, D]`` of every head times its ``[D, C]``."""
+    with torch.autocast(x.device.type, enabled=False):
+        out.transpose(0, 1).baddbmm_(x.transpose(0, 1), proj)
+
+
+def _over_nodes(x: Tensor, y: Tensor) -> Tensor:
+    """Sum over the nodes of x y^T by head: ``[H, C, D]``.
+
+    A product for each head has few numbers to form and many nodes to walk, which
+    libraries do one after another. All heads at once are cut by nodes; of what every
+    head makes with every other only its own is used.
+    """
+    num_nodes, heads, channels = x.shape
+    with torch.autocast(x.device.type, enabled=False):
+        if heads > _MOST_SHARING:
+            return torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1))
+        every = x.reshape(num_nodes, -1).t() @ y.reshape(num_nodes, -1)
+    blocks = every.view(heads, channels, heads, y.size(2))
+    return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1)
