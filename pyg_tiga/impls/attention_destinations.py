@@ -106,7 +106,8 @@ class DestinationsPass:
         schedule: Launch choices.
         form: Form of the operands.
         grad: Form of the result's gradient; None where the gradients of the scores are
-            read in place of edge and loop terms, in the order of the columns.
+            read in place of edge and loop terms: in the order of the columns, or of the
+            rows if all terms are.
     """
 
     def __init__(
@@ -134,7 +135,9 @@ class DestinationsPass:
             **blocks.all,
         }
         if is_handed:
-            arguments |= _perm_arguments(places_of(graph, "columns"))
+            by_row = form.options.by_row
+            place = None if by_row else places_of(graph, "columns")
+            arguments |= _perm_arguments(place)
             arguments |= {"stride_gn": 0, "stride_gh": 0}
         programs = self._params.programs or walk_programs(rows, items, schedule)
         self._walk = Prepared(

@@ -224,6 +224,7 @@ def walk_arguments(
         "HAS_MASK": form.is_masked,
         "SELF_LOOPS": options.num_loops > 0,
         "DROPOUT": options.dropout > 0,
+        "BY_ROW": options.by_row,
         "HAS_PARAM": form.param is not None,
         "SHARED": form.shared,
         "BLOCK_R": schedule.rows,

@@ -154,6 +154,7 @@ class ColumnsPass:
             "ATT_DST": vectors[1] is not None,
         }
         functions = ("load_row", "load_col", "score", "slope", "vjp_col", "vjp_term")
+        slots = {"slot_ptr": graph.slots()} if form.options.by_row else {}
         heads = -(-form.heads // blocks.row["BLOCK_H"])
         scalar = items.num_items * form.heads
         sizes = {"part_ptr": form.channels}
@@ -174,6 +175,7 @@ class ColumnsPass:
             {
                 **walk_arguments(graph, columns, items, schedule, form, grad),
                 **score_functions(form.options, *functions),
+                **slots,
                 "FACTORED": has_slope(form.options) and not any(terms),
                 "HAS_SHARE": form.has_share,
                 "GRAD_TERM": terms[0],

@@ -60,6 +60,8 @@ class Options(NamedTuple):
         dropout: Probability of dropping a weight.
         score: Name of the score: ``"additive"``, ``"dot"`` or ``"gatv2"``.
         gives_weights: Whether the weights are a result, too; of scores of vectors.
+        by_row: Whether terms, weights, their gradients and those of terms stand in the
+            order of the rows and not in the caller's; for kernels alone.
     """
 
     scale: float
@@ -67,6 +69,7 @@ class Options(NamedTuple):
     dropout: float = 0.0
     score: str = "additive"
     gives_weights: bool = False
+    by_row: bool = False
 
     @property
     def factor(self) -> float:

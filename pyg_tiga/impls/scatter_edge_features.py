@@ -49,12 +49,8 @@ def _run(
     graph: Graph,
     first: Tensor,
     second: Tensor,
-    *more: Tensor,
 ) -> Tensor:
-    found = product(problem.op, graph, first, second)
-    if more:
-        found = found + product(problem.op, graph, *more)
-    return found.to(problem.out_dtype)
+    return product(problem.op, graph, first, second).to(problem.out_dtype)
 
 
 FEATURE_DOTS, FEATURE_SUMS, FEATURE_SPREAD = (

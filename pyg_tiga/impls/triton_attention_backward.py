@@ -124,6 +124,9 @@ class _Call:
         has_loops = self._form.options.num_loops > 0
         terms = (hands_over, wanted.loop_term or (hands_over and has_loops))
         made = self._columns(packed, None, terms, (None, None))
+        if self._form.options.by_row:
+            # They are read more than once.
+            made = made._replace(term=take_edges(made.term, self._graph.places()))
         if hands_over:
             operands = self._operands._replace(
                 term=made.term,
@@ -137,10 +140,14 @@ class _Call:
             row, param = self._destinations(self._given, (self._grad, packed))
         return made._replace(
             row=row,
-            term=_to_caller(self._graph, made.term) if wanted.term else None,
+            term=self._terms(made.term) if wanted.term else None,
             loop_term=made.loop_term if wanted.loop_term else None,
             param=param,
         )
+
+    def _terms(self, term: Tensor) -> Tensor:
+        """Gradients of terms where the terms stand."""
+        return term if self._form.options.by_row else _to_caller(self._graph, term)
 
     def _zeros(self, wanted: Wanted) -> Gradients:
         """Gradients where nothing depends on any operand."""
@@ -200,6 +207,8 @@ class _Call:
         vectors = tuple(None if v is None else v.dtype for v in att)
         key = (self._schedule, form, self._cotangent, terms, vectors)
         run = found(graph, ("columns", *key), ColumnsPass)
+        if form.options.by_row:
+            graph.slots()  # Safe to read on this stream.
         used = att if att[1] is None else (*att, grad_row)
         run(
             self._stream,
@@ -243,7 +252,8 @@ class _Call:
         """
         form, out = self._form, self._new_like(self._operands.row)
         if not read:
-            self._graph.places()  # Safe to read on this stream.
+            if not form.options.by_row:
+                self._graph.places()  # Safe to read on this stream.
             loop_term = torch.float32 if form.options.num_loops > 0 else None
             options = form.options._replace(dropout=0.0)
             form = form._replace(

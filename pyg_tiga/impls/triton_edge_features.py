@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pyg_tiga.impls.attention_launch import found, place_arguments, unit_arguments
@@ -28,6 +29,7 @@ _MOST_UNROLLED = 4
 # Of a walk over rows: numbers and edges of a tile, units of a program.
 _TILE = 1024
 _ROW_EDGES = 16
+_MOST_ROW = 512
 _CHUNK = 256
 _UNITS = 2
 
@@ -48,6 +50,7 @@ class EdgesPass:
         width: Features of an edge.
         itemsize: Bytes of a number of the second operand.
         pair: Whether `feature_spread` adds a second product to the first.
+        by_row: Whether numbers of edges stand in the order of the rows.
     """
 
     def __init__(
@@ -57,7 +60,8 @@ class EdgesPass:
         heads: int,
         width: int,
         itemsize: int,
-        pair: bool = False,
+        pair: bool,
+        by_row: bool,
     ) -> None:
         from pyg_tiga.kernels import edge_features
 
@@ -65,8 +69,10 @@ class EdgesPass:
         block_d = min(power_of_2(width), _MOST_WIDTH)
         tile = _WARP * _LOADS * _VECTOR // itemsize
         block_e = min(max(1, tile // block_d), _MOST_EDGES)
+        places = place_arguments(graph.rows()) if by_row else {"HAS_PERM": False}
         arguments = {
-            "target_ptr": graph.targets(),
+            **places,
+            "target_ptr": _targets(graph, by_row),
             "num_dst": graph.num_dst,
             "num_edges": graph.num_edges,
             **({"PAIR": pair} if is_spread else {}),
@@ -96,10 +102,19 @@ class SumsPass:
         heads: Weights of an edge.
         width: Features of an edge.
         itemsize: Bytes of a feature.
+        pair: False.
+        by_row: Whether weights stand in the order of the rows.
     """
 
     def __init__(
-        self, graph: Graph, name: str, heads: int, width: int, itemsize: int
+        self,
+        graph: Graph,
+        name: str,
+        heads: int,
+        width: int,
+        itemsize: int,
+        pair: bool,
+        by_row: bool,
     ) -> None:
         from pyg_tiga.kernels.edge_features import feature_sums
 
@@ -109,6 +124,7 @@ class SumsPass:
         arguments = {
             **unit_arguments(rows, items, _CHUNK),
             **place_arguments(rows),
+            "BY_ROW": by_row,
             "HEADS": heads,
             "WIDTH": width,
             "BLOCK_R": _UNITS,
@@ -134,6 +150,11 @@ class SumsPass:
             self._merge(stream, *part, out)
 
 
+def _targets(graph: Graph, by_row: bool) -> Tensor:
+    """Destinations in the order in which edges are taken."""
+    return graph.row_ids() if by_row else graph.targets()
+
+
 def _unrolled(heads: int) -> int:
     """How many heads a step of a loop over all of them takes."""
     return max(n for n in range(1, _MOST_UNROLLED + 1) if heads % n == 0)
@@ -142,7 +163,7 @@ def _unrolled(heads: int) -> int:
 def _sum_blocks(heads: int, width: int, itemsize: int) -> dict[str, int]:
     """A tile of U times S edges: S are what one load of each thread covers."""
     block_d = min(power_of_2(width), _MOST_WIDTH)
-    block_h = min(power_of_2(heads), _MOST_WIDTH // block_d)
+    block_h = min(power_of_2(heads), max(1, _MOST_ROW // block_d))
     row = block_h * block_d
     # A tile has a number for each thread at least: none may be there twice.
     lanes = min(_WARP, max(1, _WARP * _VECTOR // (row * itemsize)))
@@ -155,41 +176,58 @@ def _sum_blocks(heads: int, width: int, itemsize: int) -> dict[str, int]:
     }
 
 
-def _prepare(graph: Graph, name: str) -> type[EdgesPass] | type[SumsPass]:
+def _prepare(graph: Graph, name: str, by_row: bool) -> type[EdgesPass] | type[SumsPass]:
     """The pass of a product; what it reads is safe on the current stream from here."""
     if name == "feature_sums":
         graph.rows().work_items(_CHUNK)
         return SumsPass
-    graph.targets()
+    _targets(graph, by_row)
     return EdgesPass
 
 
-def _run(
-    problem: Problem,
-    schedule: Schedule | None,
+def multiply(
     graph: Graph,
+    name: str,
+    dtype: torch.dtype,
     first: Tensor,
     second: Tensor,
     *more: Tensor,
+    by_row: bool = False,
 ) -> Tensor:
-    """A product; of `feature_spread` with `more`, that of two others added in."""
-    name, heads = problem.op, problem.heads
-    width = problem.features // max(heads, 1)
+    """A product; of `feature_spread` with `more`, that of two others added in.
+
+    Args:
+        graph: The relation.
+        name: Which one.
+        dtype: That of the result.
+        first: Its first operand.
+        second: Its second.
+        *more: Two others, of the same dtypes.
+        by_row: Numbers of edges ``[E, H]`` stand in the order of the rows; features
+            have the caller's.
+    """
+    heads = second.size(1) if name == "feature_spread" else first.size(1)
+    width = second.size(-1)
     shape = shape_of(name, graph.num_dst, graph.num_edges, heads, width)
-    out = first.new_empty(shape, dtype=problem.out_dtype)
+    out = first.new_empty(shape, dtype=dtype)
     if out.numel() == 0:
         return out
     if first.numel() == 0 or second.numel() == 0:
         return out.zero_()
     index = out.get_device()
     with device_guard(index):
-        make = _prepare(graph, name)
-        key = ("features", name, heads, width, second.dtype.itemsize)
-        key += (True,) if more else ()
-        run = found(graph, key, make)
+        make = _prepare(graph, name, by_row)
+        shape = (heads, width, second.dtype.itemsize)
+        run = found(graph, ("features", name, *shape, bool(more), by_row), make)
         operands = [x.contiguous() for x in (first, second, *more)]
         run(current_stream(index), *operands[:2], out, *operands[2:])
     return out
+
+
+def _run(
+    problem: Problem, schedule: Schedule | None, graph: Graph, *operands: Tensor
+) -> Tensor:
+    return multiply(graph, problem.op, problem.out_dtype, *operands)
 
 
 _LIMITS = Limits(devices=("cuda", "cpu"), dtypes=FLOATS, min_capability=(8, 0))

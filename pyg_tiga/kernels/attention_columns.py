@@ -26,9 +26,12 @@ import triton.language as tl
 from pyg_tiga.kernels.attention_merge import store_column
 from pyg_tiga.kernels.attention_state import load_state
 from pyg_tiga.kernels.attention_tile import (
+    CALLER,
+    SLOTTED,
     gather,
     load_tile,
     table_of,
+    term_places,
     walk,
     with_sign,
 )
@@ -45,13 +48,19 @@ def _load_share(
     o_h,
     HEADS: tl.constexpr,
     E: tl.constexpr,
-    HAS_PERM: tl.constexpr,
+    EDGES: tl.constexpr,
 ):
     """Gradients of the weights of a tile, [E, H]; 0 for a loop, which gives none."""
+    HAS_PERM: tl.constexpr = EDGES[3]
+    PLACE: tl.constexpr = EDGES[6]
     pointers, _, _, _ = edges
-    _, perm_ptr, _, _, _ = pointers
-    edge = edge_ids(step + tl.arange(0, E), m_e, perm_ptr, HAS_PERM)
-    p_s = share_ptr + (edge * HEADS)[:, None] + o_h[None, :]
+    _, perm_ptr, _, _, _, slot_ptr = pointers
+    o_e = step + tl.arange(0, E)
+    edge_id = o_e.to(tl.int64)
+    if PLACE == CALLER:
+        edge_id = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
+    place = term_places(o_e, edge_id, m_e, slot_ptr, PLACE)
+    p_s = share_ptr + (place * HEADS)[:, None] + o_h[None, :]
     return tl.load(p_s, mask=m_e[:, None] & (o_h < HEADS)[None, :], other=0.0)
 
 
@@ -114,7 +123,7 @@ def _add_tile(
         acc += tl.sum(tl.reshape(b_w, [U, S, H, 1]) * b_g, axis=0)
         t = tl.reshape(tl.sum(b_g * b_v, axis=3), [U * S, H])
         if HAS_SHARE:
-            t += _load_share(share_ptr, edges, step, m_e, o_h, HEADS, U * S, EDGES[3])
+            t += _load_share(share_ptr, edges, step, m_e, o_h, HEADS, U * S, EDGES)
         ds = w * (kept * t - delta)
         if VECTOR:
             if TAIL or EDGES[2] or EDGES[4]:
@@ -170,6 +179,7 @@ def attention_columns(
     perm_ptr,
     item_row_ptr,
     item_start_ptr,
+    slot_ptr,
     share_ptr,
     att_src_ptr,
     att_dst_ptr,
@@ -209,6 +219,7 @@ def attention_columns(
     HAS_PERM: tl.constexpr,
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    BY_ROW: tl.constexpr,
     HAS_PARAM: tl.constexpr,
     SHARED: tl.constexpr,
     FACTORED: tl.constexpr,
@@ -235,6 +246,7 @@ def attention_columns(
         HAS_PERM,
         SELF_LOOPS,
         DROPOUT,
+        SLOTTED if BY_ROW else CALLER,
     )
     TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX)
     FUNCTIONS: tl.constexpr = (LOAD_ROW, SCORE, SLOPE, VJP_COL, VJP_TERM)
@@ -251,7 +263,7 @@ def attention_columns(
     )
     VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
     OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
-    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
+    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr, slot_ptr)
     i_h = tl.program_id(1)
     values = table_of(value_ptr, stride_vn, stride_vh, i_h, 0, VALUES)
     grads = table_of(grad_ptr, stride_gn, stride_gh, i_h, 0, VALUES)

@@ -15,7 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyg_tiga.kernels.attention_tile import gather, load_tile, table_of, walk
+from pyg_tiga.kernels.attention_tile import (
+    CALLER,
+    WALKED,
+    gather,
+    load_tile,
+    table_of,
+    walk,
+)
 from pyg_tiga.kernels.scores import load_param
 from pyg_tiga.kernels.units import load_units
 
@@ -181,6 +188,7 @@ def attention_rows_backward(
     HAS_PERM: tl.constexpr,
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    BY_ROW: tl.constexpr,
     HAS_PARAM: tl.constexpr,
     SHARED: tl.constexpr,
     FACTORED: tl.constexpr,
@@ -204,6 +212,7 @@ def attention_rows_backward(
         HAS_PERM,
         SELF_LOOPS,
         DROPOUT,
+        WALKED if BY_ROW else CALLER,
     )
     TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX)
     FUNCTIONS: tl.constexpr = (LOAD_COL, SCORE, SLOPE, VJP_ROW, VJP_PARAM)
@@ -218,7 +227,8 @@ def attention_rows_backward(
     )
     VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
     OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
-    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
+    # There are no slots where the rows are walked.
+    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr, index_ptr)
     i_h = tl.program_id(1)
     values = table_of(value_ptr, stride_vn, stride_vh, i_h, 0, VALUES)
     grads = table_of(grad_ptr, stride_gn, stride_gh, i_h, 0, VALUES)

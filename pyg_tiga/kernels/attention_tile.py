@@ -8,10 +8,11 @@ times. Sums over U stay inside a thread, and those over S wait until the row is 
 A walk over edges is written once (`walk`) and so is what all walks load (`load_tile`).
 What belongs together goes in tuples:
 
-* `EDGES`: HAS_TERM, HAS_LOOP_TERM, HAS_MASK, HAS_PERM, SELF_LOOPS, DROPOUT;
+* `EDGES`: HAS_TERM, HAS_LOOP_TERM, HAS_MASK, HAS_PERM, SELF_LOOPS, DROPOUT, and where
+  terms stand: `CALLER`, `WALKED` or `SLOTTED`;
 * `TILE`: HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX;
-* `edges`: pointers to the other ends, ids, mask, terms and loop terms, then the number
-  of edges, the seed and what dropout does, (p, 1 / (1 - p)).
+* `edges`: pointers to the other ends, ids, mask, terms, loop terms and slots, then the
+  number of edges, the seed and what dropout does, (p, 1 / (1 - p)).
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import triton.language as tl
 # Rounds of Philox; 7 pass every statistical test that its authors know of, 10 are their
 # margin for other uses than dropout.
 ROUNDS = tl.constexpr(7)
+# Terms of edges stand where the caller has the edges, in the order of the walk, or
+# where slots say.
+CALLER, WALKED, SLOTTED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
@@ -147,6 +151,16 @@ def walk(
 
 
 @triton.jit
+def term_places(o_e, edge_id, m_e, slot_ptr, PLACE: tl.constexpr):
+    """Where the terms of edges stand, `edge_id` being their ids: [E]."""
+    if PLACE == CALLER:
+        return edge_id
+    if PLACE == SLOTTED:
+        return tl.load(slot_ptr + o_e, mask=m_e, other=0).to(tl.int64)
+    return o_e.to(tl.int64)
+
+
+@triton.jit
 def load_tile(
     step,
     end,
@@ -170,11 +184,12 @@ def load_tile(
     HAS_PERM: tl.constexpr = EDGES[3]
     SELF_LOOPS: tl.constexpr = EDGES[4]
     DROPOUT: tl.constexpr = EDGES[5]
+    PLACE: tl.constexpr = EDGES[6]
     HEADS: tl.constexpr = TILE[0]
     BLOCK_E: tl.constexpr = TILE[2] * TILE[3]
     BLOCK_H: tl.constexpr = TILE[4]
     pointers, num_edges, seed, dropping = edges
-    index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr = pointers
+    index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr, slot_ptr = pointers
     o_e = step + tl.arange(0, BLOCK_E)
     m_e = o_e < end
     p_e = index_ptr + step + tl.arange(0, BLOCK_E)
@@ -183,7 +198,7 @@ def load_tile(
     else:
         other = tl.load(p_e)
     edge_id = o_e.to(tl.int64)
-    if HAS_PERM and (HAS_TERM or HAS_MASK or DROPOUT):
+    if HAS_PERM and ((HAS_TERM and PLACE == CALLER) or HAS_MASK or DROPOUT):
         edge_id = tl.load(perm_ptr + o_e, mask=m_e, other=0).to(tl.int64)
     live = m_e
     if SELF_LOOPS:
@@ -198,7 +213,8 @@ def load_tile(
     m_h = o_h < HEADS
     term = tl.zeros([BLOCK_E, BLOCK_H], dtype=tl.float32)
     if HAS_TERM:
-        p = term_ptr + (edge_id * HEADS)[:, None] + o_h[None, :]
+        place = term_places(o_e, edge_id, m_e, slot_ptr, PLACE)
+        p = term_ptr + (place * HEADS)[:, None] + o_h[None, :]
         term = tl.load(p, mask=m_e[:, None] & m_h[None, :], other=0.0).to(tl.float32)
     if HAS_LOOP_TERM and TAIL:
         p = loop_term_ptr + held.to(tl.int64) * HEADS + o_h[None, :]

@@ -23,6 +23,8 @@ import triton.language as tl
 
 from pyg_tiga.kernels.attention_merge import safe_maximum, store_row
 from pyg_tiga.kernels.attention_tile import (
+    CALLER,
+    WALKED,
     gather,
     load_tile,
     table_of,
@@ -167,6 +169,7 @@ def attention_rows(
     HAS_PERM: tl.constexpr,
     SELF_LOOPS: tl.constexpr,
     DROPOUT: tl.constexpr,
+    BY_ROW: tl.constexpr,
     HAS_PARAM: tl.constexpr,
     SHARED: tl.constexpr,
     SAVE_POSITIVE: tl.constexpr,
@@ -190,6 +193,7 @@ def attention_rows(
         HAS_PERM,
         SELF_LOOPS,
         DROPOUT,
+        WALKED if BY_ROW else CALLER,
     )
     TILE: tl.constexpr = (HEADS, EVEN, BLOCK_U, BLOCK_S, BLOCK_H, BLOCK_C, BLOCK_K, PTX)
     CHOICES: tl.constexpr = (
@@ -204,7 +208,8 @@ def attention_rows(
     )
     VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
     OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
-    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr)
+    # There are no slots where the rows are walked.
+    pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr, index_ptr)
     i_h, i_c = tl.program_id(1), tl.program_id(2)
     values = table_of(value_ptr, stride_vn, stride_vh, i_h, i_c, VALUES)
     sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, OPERANDS)

@@ -7,11 +7,13 @@ edges there are three products, each a part of the gradients of the other two:
 * `feature_sums`: sum over the edges of row i of w_e f_e, [N, H, D];
 * `feature_spread`: sum over the heads of w_e a_i, [E, D].
 
-Edges stand where the caller has them. What has a row for each edge takes the edges as
-they come and fetches vectors of destinations, which caches hold: rows are short, and a
-walk over them would take more instructions than the products. Tiles are [E, D] and
-heads a loop: no axis may be summed that is shorter than the lanes along it, which then
-hold its numbers several times over.
+Edges stand where the caller has them; or numbers of edges, [E, H], in the order of the
+destinations, and features alone where the caller has them (`perm_ptr`): what is read of
+a destination is then read for all of its edges at once. What has a row for each edge
+takes the edges as they come and fetches vectors of destinations, which caches hold:
+rows are short, and a walk over them would take more instructions than the products.
+Tiles are [E, D] and heads a loop: no axis may be summed that is shorter than the lanes
+along it, which then hold its numbers several times over.
 """
 
 from __future__ import annotations
@@ -60,8 +62,10 @@ def feature_dots(
     feature_ptr,
     out_ptr,
     target_ptr,
+    perm_ptr,
     num_dst,
     num_edges,
+    HAS_PERM: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -70,7 +74,7 @@ def feature_dots(
 ):
     o_e, m_e, target, m_t = _targets(target_ptr, num_dst, num_edges, BLOCK_E)
     p_a = node_ptr + target * (HEADS * WIDTH)  # [BLOCK_E]
-    p_f = feature_ptr + o_e * WIDTH
+    p_f = feature_ptr + edge_ids(o_e, m_e, perm_ptr, HAS_PERM) * WIDTH
     p_out = out_ptr + o_e * HEADS
     b_f = _load(p_f, m_t, tl.arange(0, BLOCK_D), WIDTH, BLOCK_D)
     for first in range(0, HEADS, UNROLL):
@@ -96,8 +100,10 @@ def feature_spread(
     more_weight_ptr,
     more_node_ptr,
     target_ptr,
+    perm_ptr,
     num_dst,
     num_edges,
+    HAS_PERM: tl.constexpr,
     PAIR: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -118,7 +124,8 @@ def feature_spread(
             acc += _weighted(p_w + h, p_a + h * WIDTH, o_d, m_t, WIDTH, BLOCK_D)
             if PAIR:
                 acc += _weighted(p_v + h, p_b + h * WIDTH, o_d, m_t, WIDTH, BLOCK_D)
-    p_out = out_ptr + (o_e * WIDTH)[:, None] + o_d[None, :]
+    edge = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
+    p_out = out_ptr + (edge * WIDTH)[:, None] + o_d[None, :]
     mask = m_e[:, None] & (o_d < WIDTH)[None, :]
     tl.store(p_out, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -140,6 +147,7 @@ def feature_sums(
     WIDTH: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_PERM: tl.constexpr,
+    BY_ROW: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -166,7 +174,8 @@ def feature_sums(
                 o_e = step + tl.arange(0, BLOCK_E)  # [BLOCK_E]
                 m_e = o_e < end
                 edge = edge_ids(o_e, m_e, perm_ptr, HAS_PERM)
-                p_w = weight_ptr + (edge * HEADS)[:, None] + o_h[None, :]
+                place = o_e.to(tl.int64) if BY_ROW else edge
+                p_w = weight_ptr + (place * HEADS)[:, None] + o_h[None, :]
                 m_w = m_e[:, None] & m_h[None, :]
                 b_w = tl.load(p_w, mask=m_w, other=0.0).to(tl.float32)
                 # Last, as it decides how the tile is laid out.

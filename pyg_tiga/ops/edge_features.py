@@ -38,7 +38,7 @@ def product(
         return scatter_edge_features.product(name, relation, first, second).to(dtype)
     if wants_grad(first, second):
         return apply_function(_Product, first, second, relation, name, dtype)
-    return computed(name, relation, dtype, first, second)
+    return _body(name, relation, first, second, dtype)
 
 
 def _gradients(
@@ -74,24 +74,9 @@ def _gradients(
     )
 
 
-def computed(
-    name: str,
-    graph: Graph,
-    dtype: torch.dtype,
-    first: Tensor,
-    second: Tensor,
-    *more: Tensor,
+def _body(
+    name: str, graph: Graph, first: Tensor, second: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """A product of edge features, without a gradient; the result has `dtype`.
-
-    Args:
-        name: Which one.
-        graph: The relation.
-        dtype: That of the result.
-        first: Its first operand.
-        second: Its second.
-        *more: Two others of `feature_spread`, of which the product is added.
-    """
     vectors = {"feature_dots": first, "feature_spread": second}.get(name)
     shape = (first.size(1), second.size(1)) if vectors is None else vectors.shape[1:]
     features = shape[0] * shape[1]
@@ -99,7 +84,7 @@ def computed(
     given = second if name != "feature_spread" else first
     options = (shape[0],)
     plan = find_plan(("heads",), name, graph, given, features, dtype, options)
-    return plan.run(graph, first, second, *more)
+    return plan.run(graph, first, second)
 
 
 def _read(
@@ -123,7 +108,7 @@ class _Product(torch.autograd.Function):
         ctx.graph, ctx.name = graph, name
         ctx.dtypes = dtypes_of(first, second, ctx.needs_input_grad[:2])
         ctx.save_for_backward(*_read(first, second, ctx.dtypes))
-        return computed(name, graph, dtype, first, second)
+        return _body(name, graph, first, second, dtype)
 
     @staticmethod
     @batchable
@@ -144,7 +129,7 @@ def _product(
     dtype: torch.dtype,
 ) -> Tensor:
     graph = Graph.from_handle(index, layout, num_src, num_dst)
-    return computed(name, graph, dtype, first, second)
+    return _body(name, graph, first, second, dtype)
 
 
 _op = define("feature_product", _product)

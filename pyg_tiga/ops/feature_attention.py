@@ -13,6 +13,7 @@ P sum ds e added, and that of P is g z^T + q (sum ds e)^T, summed over the nodes
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +21,18 @@ from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls.attention_types import State, Wanted
+from pyg_tiga.impls.edge_order import take_edges
+from pyg_tiga.impls.triton_edge_features import multiply
 from pyg_tiga.ops import attention, transformed, vector_attention, vector_library
 from pyg_tiga.ops.attention import Call
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import apply_function, wants_grad
-from pyg_tiga.ops.edge_features import computed, product
+from pyg_tiga.ops.edge_features import product
 from pyg_tiga.ops.library import Handle
 from pyg_tiga.ops.vector_attention import Inputs
+from pyg_tiga.relation.graph import Graph
 
+_multiply = partial(multiply, by_row=True)
 # So many heads may share one product over the nodes, of which each uses its own block.
 _MOST_SHARING = 8
 
@@ -69,11 +74,19 @@ def attend(call: Call, inputs: Inputs, features: Features) -> Tensor:
 
 
 def _is_joint(call: Call, inputs: Inputs, features: Features) -> bool:
-    """Whether one function may do all of it; nothing is promoted there."""
+    """Whether one function may do all of it, of one dtype, by kernels."""
     if isinstance(call.graph, Handle) or transformed.is_active(*inputs, *features):
         return False
     operands = (inputs.value, inputs.row, inputs.col, *features)
-    return len({x.dtype for x in operands}) == 1 and all(x.numel() for x in operands)
+    if len({x.dtype for x in operands}) > 1 or not all(x.numel() for x in operands):
+        return False
+    return _is_fused("edge_attention", call, inputs.value)
+
+
+def _is_fused(op: str, call: Call, value: Tensor) -> bool:
+    """Whether kernels run an operation; a backward may be pinned to something else."""
+    plan = attention.attention_plan(op, call, value, value.dtype)
+    return plan.implementation.family == "triton"
 
 
 def _in_parts(call: Call, inputs: Inputs, features: Features) -> Tensor:
@@ -111,8 +124,8 @@ class _Kept(NamedTuple):
         out: The result, ``[N_dst, H, C]``.
         m: Largest score of each row.
         total: Sum of exp(s - m).
-        weights: Of the edges after dropout, ``[E, H]``.
-        term: Added to the scores of the edges, ``[E, H]``.
+        weights: Of the edges after dropout, ``[E, H]`` in the order of the rows.
+        term: Added to the scores of the edges, likewise.
         sums: z, ``[N_dst, H, D]``.
     """
 
@@ -128,13 +141,12 @@ def _forward(call: Call, inputs: Inputs, features: Features) -> _Kept:
     (attr, proj), graph, scale = features, call.graph, call.options.scale
     dtype, real = attr.dtype, reference.widened(attr.dtype)
     vectors = _projected(inputs.row, proj * scale)
-    term = computed("feature_dots", graph, real, vectors, attr)
+    term = _multiply(graph, "feature_dots", real, vectors, attr)
     if inputs.term is not None:
-        term += inputs.term
-    options = call.options._replace(gives_weights=True)
-    made = call._replace(options=options)
+        term += _by_row(graph, inputs.term)
+    made = _by_rows(call, gives_weights=True)
     state = vector_attention.forward(made, inputs._replace(term=term), dtype)
-    sums = computed("feature_sums", graph, dtype, state.weights, attr)
+    sums = _multiply(graph, "feature_sums", dtype, state.weights, attr)
     _add_projected(state.out, sums, proj.transpose(1, 2))
     return _Kept(state.out, state.m, state.total, state.weights, term, sums)
 
@@ -169,13 +181,24 @@ class _FeatureAttention(torch.autograd.Function):
         value, row, col, term, loop_term, attr, proj, *kept = ctx.saved_tensors
         inputs = (value, row, col, None, term, loop_term, attr, proj)
         if torch.is_grad_enabled():
-            inputs = attention.aliased(inputs)
-            again = _in_parts(call, Inputs(*inputs[:6]), Features(*inputs[6:]))
-            return (*attention.differentiate(again, inputs, grad, needs), None)
+            return (*_differentiable(call, inputs, grad, needs), None)
+        if not _is_fused("edge_attention_backward", call, value):
+            with torch.enable_grad():
+                found = _differentiable(call, inputs, grad, needs)
+            return (*[None if x is None else x.detach() for x in found], None)
         found = _gradients(
             call, Inputs(*inputs[:6]), Features(attr, proj), grad, _Kept(*kept), needs
         )
         return (*found, None)
+
+
+def _differentiable(
+    call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again."""
+    inputs = attention.aliased(inputs)
+    again = _in_parts(call, Inputs(*inputs[:6]), Features(*inputs[6:]))
+    return attention.differentiate(again, inputs, grad, needs)
 
 
 def _gradients(
@@ -191,29 +214,47 @@ def _gradients(
     dtype, real = attr.dtype, reference.widened(attr.dtype)
     weights = kept.weights
     beside = _projected(grad, proj)  # y
-    share = computed("feature_dots", graph, real, beside, attr)
+    share = _multiply(graph, "feature_dots", real, beside, attr)
     state = State(kept.out, kept.m, kept.total, None, None)
     wanted = Wanted(True, needs[5])
     scored = inputs._replace(term=kept.term)
-    given = (call, scored, grad, state, wanted, share)
+    given = (_by_rows(call), scored, grad, state, wanted, share)
     value, row, col, _, of_scores, loop_term = vector_attention.gradients(*given)
-    sums = computed("feature_sums", graph, dtype, of_scores, attr)
+    sums = _multiply(graph, "feature_sums", dtype, of_scores, attr)
     of_attr = of_proj = None
     if needs[6]:
         vectors = _projected(inputs.row, proj * scale)  # u
         pairs = (of_scores, vectors, weights, beside)
-        of_attr = computed("feature_spread", graph, dtype, *pairs)
+        of_attr = _multiply(graph, "feature_spread", dtype, *pairs)
     if needs[7]:
         averages = kept.sums
         if averages is None:
-            averages = computed("feature_sums", graph, dtype, weights, attr)
+            averages = _multiply(graph, "feature_sums", dtype, weights, attr)
         of_proj = _over_nodes(grad, averages) + _over_nodes(inputs.row, sums) * scale
     if needs[1]:
         _add_projected(row, sums, (proj * scale).transpose(1, 2))
     term = None
     if needs[4]:
-        term = attention.cast(of_scores, inputs.term)
+        term = attention.cast(_by_caller(graph, of_scores), inputs.term)
     return value, row, col, None, term, loop_term, of_attr, of_proj
+
+
+def _by_rows(call: Call, *, gives_weights: bool = False) -> Call:
+    """The call with all numbers of edges in the order of the rows."""
+    options = call.options._replace(by_row=True, gives_weights=gives_weights)
+    return call._replace(options=options)
+
+
+def _by_row(graph: Graph, values: Tensor) -> Tensor:
+    """Numbers of edges ``[E, H]`` from the caller's order into that of the rows."""
+    perm = graph.rows().perm
+    return values if perm is None else take_edges(values.contiguous(), perm)
+
+
+def _by_caller(graph: Graph, values: Tensor) -> Tensor:
+    """And back."""
+    ranks = graph.ranks()
+    return values if ranks is None else take_edges(values, ranks)
 
 
 def _projected(x: Tensor, proj: Tensor) -> Tensor:

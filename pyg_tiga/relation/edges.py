@@ -155,6 +155,12 @@ class Edges:
             return self.grouping(0).index
         return self._map("list of ends", end, self._make_ends)
 
+    def row_ids(self, end: int) -> Tensor:
+        """The end by which edges are grouped of each position by it, `[E]`."""
+        if self.grouping(end).perm is None:
+            return self.ends_at(end)
+        return self._map("row list", end, self._make_row_ids)
+
     def _map(self, what: str, end: int, make: Callable[[int], Tensor]) -> Tensor:
         """A tensor derived from groupings: cached, and safe on the current stream."""
         cached = self._maps.get((what, end))
@@ -172,6 +178,9 @@ class Edges:
 
     def _make_ranks(self, end: int) -> Tensor:
         return ranks(self.grouping(end))
+
+    def _make_row_ids(self, end: int) -> Tensor:
+        return self.grouping(end).row_index()
 
     def _make_ends(self, end: int) -> Tensor:
         if self.layout == CSR:

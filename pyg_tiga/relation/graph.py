@@ -279,6 +279,10 @@ class Graph:
         """
         return self._current().ends_at(self._dst_end)
 
+    def row_ids(self) -> Tensor:
+        """Destination of each position of :meth:`rows`, `[E]`, as :meth:`targets`."""
+        return self._current().row_ids(self._dst_end)
+
     @property
     def scratch(self) -> dict[Any, Any]:
         """What operations derived for these edges in this direction, for reuse."""

@@ -79,6 +79,7 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
             "HAS_PERM": True,
             "SELF_LOOPS": True,
             "DROPOUT": full,
+            "BY_ROW": False,
             "DENSE": not full,
             "PTX": True,
             "HAS_PARAM": False,
@@ -112,6 +113,7 @@ def _vectors(
     score, shared = SCORES[name], not full
     edges = dict.fromkeys(("HAS_TERM", "HAS_LOOP_TERM", "HAS_MASK", "DROPOUT"), full)
     edges |= dict.fromkeys(("SPLIT", "HAS_PERM", "SELF_LOOPS"), True)
+    edges["BY_ROW"] = full
     edges |= {
         "PTX": True,
         "DENSE": not full,
@@ -170,7 +172,7 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
 def _features(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     """Weights of edges, and their products with features."""
     heads = {"HEADS": 4, "BLOCK_E": 256, "BLOCK_H": 4}
-    flags = {**heads, "HAS_RANK": True, "DROPOUT": True}
+    flags = {**heads, "HAS_RANK": True, "DROPOUT": True, "BY_ROW": True}
     types = {"target_ptr": f"*{index}", "rank_ptr": f"*{index}"}
     made = ("fp32", index, 4, "", types)
     yield make(edge_weights.edge_weights, flags, *made)
@@ -179,11 +181,12 @@ def _features(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]
     made = (dtype, index, 1, "", types)
     for width in (16, 200):
         shape = {"HEADS": 4, "WIDTH": width, "BLOCK_D": min(width, 128)}
-        by_edge = {**shape, "UNROLL": 4, "BLOCK_E": 8}
+        by_edge = {**shape, "UNROLL": 4, "BLOCK_E": 8, "HAS_PERM": True}
         yield make(edge_features.feature_dots, by_edge, *made)
         pair = {**by_edge, "PAIR": width == 16}
         yield make(edge_features.feature_spread, pair, *made)
         by_row = {**shape, "SPLIT": True, "HAS_PERM": True, "BLOCK_R": 2}
+        by_row |= {"BY_ROW": True}
         blocks = {"BLOCK_U": 4, "BLOCK_S": 2, "BLOCK_H": 64 // min(width, 64)}
         yield make(edge_features.feature_sums, {**by_row, **blocks}, *made)
 

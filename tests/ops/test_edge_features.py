@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from pyg_tiga.impls import scatter_edge_features
+from pyg_tiga.impls.triton_edge_features import multiply
 from pyg_tiga.ops import edge_features
-from pyg_tiga.ops.edge_features import computed, product
+from pyg_tiga.ops.edge_features import product
 from pyg_tiga.planner import pin
 from pyg_tiga.relation.graph import Graph
 
@@ -100,25 +101,40 @@ def test_a_pair_is_a_sum_of_two(device, heads, width, dtype):
     first = [x.detach() for x in first]
     exact = [[x.double() for x in given] for given in (first, second)]
     expected = sum(scatter_edge_features.product(name, graph, *x) for x in exact)
-    with pin("triton"):
-        found = computed(name, graph, torch.float32, *first, *second)
-        rounded = computed(name, graph, dtype, *first, *second)
+    found = multiply(graph, name, torch.float32, *first, *second)
+    rounded = multiply(graph, name, dtype, *first, *second)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     assert rounded.dtype == dtype
     torch.testing.assert_close(rounded, found.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "width"), [(1, 16), (4, 16), (5, 130), (8, 128)])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_in_the_order_of_the_rows(device, name, heads, width, dtype):
+    graph = make_graph(device, hub=300 if name == "feature_sums" else 20)
+    perm = graph.rows().perm.long()
+    given = [
+        x.detach() for x in operands(name, graph, heads, width, dtype, torch.float32)
+    ]
+    placed = list(given)
+    if name != "feature_dots":
+        placed[0] = given[0][perm]
+    found = multiply(graph, name, torch.float32, *placed, by_row=True)
+    expected = multiply(graph, name, torch.float32, *given)
+    expected = expected[perm] if name == "feature_dots" else expected
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-5)
 
 
 def test_a_pair_of_nothing(device):
     empty = torch.empty(2, 0, dtype=torch.long, device=device)
     graph, name = Graph.from_edge_index(empty, 3), "feature_spread"
     pair = torch.ones(0, 2, device=device), torch.ones(3, 2, 4, device=device)
-    with pin("triton"):
-        assert computed(name, graph, torch.float32, *pair, *pair).shape == (0, 4)
+    assert multiply(graph, name, torch.float32, *pair, *pair).shape == (0, 4)
     graph = make_graph(device)
     size = graph.num_edges
     pair = torch.ones(size, 0, device=device), torch.ones(11, 0, 4, device=device)
-    with pin("triton"):
-        assert not computed(name, graph, torch.float32, *pair, *pair).any()
+    assert not multiply(graph, name, torch.float32, *pair, *pair).any()
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
