@@ -34,7 +34,7 @@ class Problem:
         ties: How gradients go at ties of a maximum: ``"none"`` where no gradient is
             wanted, ``"split"`` or ``"first"``.
         deterministic: Whether results must be bit-identical from run to run.
-        objective: ``"time"``, ``"memory"`` or ``"balanced"``.
+        objective: ``"time"`` or ``"memory"``.
     """
 
     op: str

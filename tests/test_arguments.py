@@ -213,3 +213,41 @@ def test_edges_are_called_what_functions_call_them():
 def test_explaining_a_class(thing):
     with pytest.raises(TypeError, match=f"got the class '{thing.__name__}'"):
         tg.explain(thing)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("complex_weight", [False, True])
+def test_extrema_of_complex_numbers(reduce, complex_weight):
+    x, weight = X.to(torch.complex64), None
+    if complex_weight:
+        x, weight = X, torch.ones(2, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=rf"'reduce' must be .*complex.*'{reduce}' of"):
+        functional.spmm(EDGES, x, weight, reduce)
+    functional.spmm(EDGES, x, weight, "mean")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_numbers_without_sums(dtype):
+    narrow, value = X.to(dtype), X[:, None]
+    calls = {
+        "x": lambda: functional.spmm(EDGES, narrow, reduce="max"),
+        "weight": lambda: functional.spmm(EDGES, X, narrow[0, :2]),
+        "a": lambda: functional.sddmm(EDGES, narrow, X),
+        "value": lambda: functional.graph_attention(
+            value, value, narrow[:, None], EDGES
+        ),
+        "x_src": lambda: functional.gat_attention(
+            EDGES, narrow[:, None], value, X[:1], X[:1]
+        ),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"'{name}' must have .* \(got {dtype}\)"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_integers_without_sums(dtype):
+    for reduce in ("sum", "max"):
+        with pytest.raises(TypeError, match=rf"'x' must have a dtype .*{dtype}"):
+            functional.spmm(EDGES, X.abs().to(dtype), reduce=reduce)
+    assert functional.spmm(EDGES, X.abs().to(dtype), reduce="mean").shape == X.shape

@@ -91,7 +91,7 @@ COMMON_ERRORS = {
     "dropout": ({"dropout": 1.5}, r"'dropout' must be from 0 to 1 \(got 1.5\)"),
     "objective": (
         {"objective": "speed"},
-        r"'objective' must be one of 'time', 'memory', 'balanced' \(got 'speed'\)",
+        r"'objective' must be one of 'time', 'memory' \(got 'speed'\)",
     ),
     "seed": (
         {"seed": torch.zeros(2, dtype=torch.int64), "dropout": 0.5},

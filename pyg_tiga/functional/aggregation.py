@@ -15,7 +15,9 @@ from pyg_tiga.functional.relations import (
     graph_for_plan,
     graph_of,
     is_traced,
+    of_rows,
     relation_for_ops,
+    relation_for_rows,
 )
 from pyg_tiga.ops import bodies, transformed
 from pyg_tiga.ops.aggregate_linear import Maps
@@ -30,6 +32,7 @@ from pyg_tiga.relation.inputs import INDEX_DTYPES
 _SUMS = {"sum": "none", "add": "none", "mean": "dst"}
 _EXTREMA = ("max", "min")
 _TIES = ("split", "first")
+_UNSUMMED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def spmm(
@@ -135,10 +138,9 @@ def sddmm(
             raise ValueError(
                 f"'{name}' must have shape [nodes, F] (got {list(value.shape)})"
             )
-    try:
-        related = relation_for_ops(relation, b.size(0), None, flow, a.size(0))
-    except ValueError as error:
-        raise _of_operands(error, a, b) from None
+    related = relation_for_rows(
+        relation, None, flow, ("b", b.size(0)), ("a", a.size(0))
+    )
     shapes = (("b", b, "num_src"), ("a", a, "num_dst"))
     for name, value, rows in shapes:
         shape = [getattr(related, rows), b.size(1)]
@@ -152,18 +154,6 @@ def sddmm(
     dtype = torch.promote_types(a.dtype, b.dtype)
     a, b = a.to(dtype), b.to(dtype)
     return _road(related, a, b).sddmm(related, a, b, "none")
-
-
-def _of_operands(error: ValueError, a: Tensor, b: Tensor) -> ValueError:
-    """An error about edges, by the operand whose rows are too few for them."""
-    fact = str(error).partition(", but")[0]
-    for name, value, end in (("a", a, "destination"), ("b", b, "source")):
-        if f"holds the {end} index" in fact:
-            return ValueError(
-                f"'{name}' must have a row for each {end} node (got {value.size(0)} "
-                f"rows): {fact}"
-            )
-    return error
 
 
 def spmm_csr(
@@ -248,7 +238,10 @@ def _prepared(
     is_vector = x.dim() == 1
     x = x.unsqueeze(1) if is_vector else x
     find = graph_for_plan if plans else relation_for_ops
-    related = find(relation, x.size(-2), size, flow)
+    try:
+        related = find(relation, x.size(-2), size, flow)
+    except ValueError as error:
+        raise of_rows(error, size, *(("x", x.size(-2)),) * 2) from None
     weight = related.value if weight is None else weight
     _check_operands(related, x, weight)
     x, weight = _promoted(x, weight, reduce)
@@ -270,6 +263,16 @@ def _promoted(
     if reduce == "mean" and not (dtype.is_floating_point or dtype.is_complex):
         # As PyTorch divides integers.
         dtype = torch.get_default_dtype()
+    if dtype.is_complex and reduce in _EXTREMA:
+        raise ValueError(
+            f"'reduce' must be 'sum', 'add' or 'mean' for complex numbers, which have "
+            f"no order (got {reduce!r} of {dtype})"
+        )
+    if dtype in _UNSUMMED:
+        raise TypeError(
+            f"'x' must have a dtype that PyTorch computes in (got {dtype}). Call "
+            f"'x.long()'"
+        )
     return x.to(dtype), None if weight is None else weight.to(dtype)
 
 

@@ -13,7 +13,7 @@ from pyg_tiga.functional.attention_arguments import (
     check_terms,
     options_of,
 )
-from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_ops
+from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_rows
 from pyg_tiga.impls.attention_types import Options
 from pyg_tiga.ops import attention, attention_library, transformed, weights_library
 from pyg_tiga.ops.gat_attention import gat as run_gat
@@ -72,11 +72,12 @@ def additive_attention(
 
     Raises:
         ValueError: A shape, size, device, option or index that does not fit.
+        TypeError: A relation, operand or option of the wrong type.
     """
     check_vectors(value=value)
     check_scores(alpha_src=alpha_src, alpha_dst=alpha_dst)
-    rows = value.size(0), alpha_dst.size(0)
-    related = relation_for_ops(relation, rows[0], size, flow, rows[1])
+    ends = ("value", value.size(0)), ("alpha_dst", alpha_dst.size(0))
+    related = relation_for_rows(relation, size, flow, *ends)
     options, seed = options_of(
         related, value, negative_slope, self_loops, dropout, seed, objective
     )
@@ -122,9 +123,9 @@ def gat_attention(
         relation: See :mod:`pyg_tiga.functional`.
         x_src: Projected sources ``[N_src, H, C]``, which are the values.
         x_dst: Projected destinations ``[N_dst, H, C]``; may be the same tensor. Without
-            them their part of the scores is 0.
+            them, and ``att_dst``, their part of the scores is 0.
         att_src: ``[H, C]``.
-        att_dst: ``[H, C]``.
+        att_dst: ``[H, C]``; None if and only if ``x_dst`` is.
         edge_term: As in :func:`additive_attention`, and so are all that follow.
         loop_term: Likewise.
         negative_slope: Likewise.
@@ -141,29 +142,22 @@ def gat_attention(
 
     Raises:
         ValueError: A shape, size, device, option or index that does not fit.
+        TypeError: A relation, operand or option of the wrong type.
     """
     check_vectors(x_src=x_src)
     if x_dst is not None:
         check_vectors(x_dst=x_dst)
-    num_dst = None if x_dst is None else x_dst.size(0)
-    related = relation_for_ops(relation, x_src.size(0), size, flow, num_dst)
+    src = ("x_src", x_src.size(0))
+    dst = src if x_dst is None else ("x_dst", x_dst.size(0))
+    related = relation_for_rows(relation, size, flow, src, dst)
     options, seed = options_of(
         related, x_src, negative_slope, self_loops, dropout, seed, objective
     )
     terms = (edge_term, loop_term)
     check_terms(related, options, x_src, terms, edge_mask)
-    if x_dst is not None and x_dst.size(0) != related.num_dst:
-        raise ValueError(
-            f"'x_dst' must have num_dst = {related.num_dst} rows (got "
-            f"{list(x_dst.shape)})"
-        )
-    for name, att in (("att_src", att_src), ("att_dst", att_dst)):
-        if att is not None and att.device != x_src.device:
-            raise ValueError(f"'{name}' must be on {x_src.device} (got {att.device})")
+    _check_gat(related, x_src, x_dst, att_src, att_dst)
     nodes = (x_src, x_dst, att_src, att_dst)
-    # Without one of the two, destinations have no part in the scores.
-    scored = nodes if x_dst is not None and att_dst is not None else nodes[::2]
-    out_dtype = reference.promoted(*scored, *terms)
+    out_dtype = reference.promoted(*nodes, *terms)
     is_compiled = isinstance(related, Handle)
     call = attention.Call(related, options, edge_mask, seed, objective)
     if is_compiled or transformed.is_active(*nodes, *terms):
@@ -232,10 +226,11 @@ def additive_attention_weights(
 
     Raises:
         ValueError: A shape, size, device, option or index that does not fit.
+        TypeError: A relation, operand or option of the wrong type.
     """
     check_scores(alpha_src=alpha_src, alpha_dst=alpha_dst)
-    rows = alpha_src.size(0), alpha_dst.size(0)
-    related = relation_for_ops(relation, rows[0], size, flow, rows[1])
+    ends = ("alpha_src", alpha_src.size(0)), ("alpha_dst", alpha_dst.size(0))
+    related = relation_for_rows(relation, size, flow, *ends)
     options, seed = options_of(
         related, alpha_src, negative_slope, self_loops, dropout, seed, "time"
     )
@@ -262,3 +257,24 @@ def _check(related: Any, value: Tensor, alpha_src: Tensor, alpha_dst: Tensor) ->
         ("alpha_dst", alpha_dst, related.num_dst),
     ):
         check_shape(name, alpha, (rows, heads), value)
+
+
+def _check_gat(
+    related: Any,
+    x_src: Tensor,
+    x_dst: Tensor | None,
+    att_src: Tensor,
+    att_dst: Tensor | None,
+) -> None:
+    """Check nodes and the vectors of their scores, which kernels read unchecked."""
+    shape = tuple(x_src.shape[1:])
+    check_shape("x_src", x_src, (related.num_src, *shape), x_src)
+    check_shape("att_src", att_src, shape, x_src)
+    if (x_dst is None) != (att_dst is None):
+        missing = "x_dst" if x_dst is None else "att_dst"
+        raise ValueError(
+            f"'x_dst' and 'att_dst' must be given together (got no '{missing}')"
+        )
+    if x_dst is not None:
+        check_shape("x_dst", x_dst, (related.num_dst, *shape), x_src)
+        check_shape("att_dst", att_dst, shape, x_src)

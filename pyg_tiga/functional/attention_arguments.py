@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyg_tiga.functional.arguments import check_dense
+from pyg_tiga.functional.arguments import check_dense, check_number
 from pyg_tiga.impls.attention_types import Options
 
-_OBJECTIVES = ("time", "memory", "balanced")
+_OBJECTIVES = ("time", "memory")
+# What `Options.scale` is called by those who state it.
+_SCALES = {"additive": "negative_slope", "gatv2": "negative_slope"}
 
 
 def options_of(
@@ -23,23 +25,41 @@ def options_of(
     objective: str,
     score: str = "additive",
 ) -> tuple[Options, Tensor | None]:
-    """Options of a call and the seed of its dropout, drawn if it is not given."""
+    """Options of a call and the seed of its dropout, drawn if it is not given.
+
+    Raises:
+        TypeError: One is of the wrong type.
+        ValueError: One has a value that is not allowed.
+    """
+    check_number(_SCALES.get(score, "scale"), scale)
+    check_number("dropout", dropout)
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"'dropout' must be from 0 to 1 (got {dropout})")
+    if not isinstance(self_loops, bool):
+        raise TypeError(f"'self_loops' must be True or False (got {self_loops!r})")
     if objective not in _OBJECTIVES:
         allowed = ", ".join(map(repr, _OBJECTIVES))
         raise ValueError(f"'objective' must be one of {allowed} (got {objective!r})")
+    if seed is not None:
+        _check_seed(seed, x.device)
     if dropout == 0:
         seed = None
     elif seed is None:
         seed = torch.randint(2**62, (1,), device=x.device)
-    elif seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != x.device:
-        raise ValueError(
-            f"'seed' must be one int64 on {x.device} (got {seed.dtype} of shape "
-            f"{list(seed.shape)} on {seed.device})"
-        )
     num_loops = min(related.num_src, related.num_dst) if self_loops else 0
     return Options(float(scale), num_loops, float(dropout), score), seed
+
+
+def _check_seed(seed: Any, device: torch.device) -> None:
+    if not isinstance(seed, Tensor):
+        raise TypeError(
+            f"'seed' must be a tensor of one int64 (got {type(seed).__name__})"
+        )
+    if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device != device:
+        raise ValueError(
+            f"'seed' must be one int64 on {device} (got {seed.dtype} of shape "
+            f"{list(seed.shape)} on {seed.device})"
+        )
 
 
 def check_terms(

@@ -13,7 +13,7 @@ from pyg_tiga.functional.attention_arguments import (
     options_of,
 )
 from pyg_tiga.functional.edge_features import features_of
-from pyg_tiga.functional.relations import Relation, Size, relation_for_ops
+from pyg_tiga.functional.relations import Relation, Size, relation_for_rows
 from pyg_tiga.ops import (
     feature_attention,
     transformed,
@@ -87,6 +87,7 @@ def graph_attention(
 
     Raises:
         ValueError: A shape, size, dtype, device, option or index that does not fit.
+        TypeError: A relation, operand or option of the wrong type.
     """
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
@@ -144,6 +145,7 @@ def graph_attention_weights(
 
     Raises:
         ValueError: A shape, size, dtype, device, option or index that does not fit.
+        TypeError: A relation, operand or option of the wrong type.
     """
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
@@ -208,6 +210,7 @@ def gatv2_attention(
 
     Raises:
         ValueError: A shape, size, dtype, device, option or index that does not fit.
+        TypeError: A relation, operand or option of the wrong type.
     """
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
@@ -244,6 +247,7 @@ def gatv2_attention_weights(
 
     Raises:
         ValueError: A shape, size, dtype, device, option or index that does not fit.
+        TypeError: A relation, operand or option of the wrong type.
     """
     given = _Given(
         edge_bias, loop_bias, self_loops, dropout, seed, edge_mask, size, flow
@@ -277,8 +281,9 @@ def _call(
     objective: str,
 ) -> Call:
     """The call, of which the options are checked; under a tracer of a `Handle`."""
-    rows = col.size(0), row.size(0)
-    related = relation_for_ops(relation, rows[0], given.size, given.flow, rows[1])
+    names = ("key", "query") if score == "dot" else ("x_src", "x_dst")
+    ends = (names[0], col.size(0)), (names[1], row.size(0))
+    related = relation_for_rows(relation, given.size, given.flow, *ends)
     numbers = (scale, given.self_loops, given.dropout)
     options, seed = options_of(related, row, *numbers, given.seed, objective, score)
     biases, names = (given.edge_bias, given.loop_bias), ("edge_bias", "loop_bias")

@@ -44,6 +44,38 @@ def relation_for_ops(
     return _checked(relation, num_src, size, flow, num_dst, is_traced(relation))
 
 
+def relation_for_rows(
+    relation: Relation,
+    size: Size,
+    flow: str,
+    src: tuple[str, int],
+    dst: tuple[str, int],
+) -> Graph | Handle:
+    """:func:`relation_for_ops` between operands, each a name and its number of rows."""
+    try:
+        return relation_for_ops(relation, src[1], size, flow, dst[1])
+    except ValueError as error:
+        raise of_rows(error, size, src, dst) from None
+
+
+def of_rows(
+    error: ValueError, size: Size, src: tuple[str, int], dst: tuple[str, int]
+) -> ValueError:
+    """An error about edges, by the operand whose rows are too few for them.
+
+    Where a size is given, it is that which says how many nodes there are.
+    """
+    fact = str(error).partition(", but")[0]
+    for end, (name, count) in (("source", src), ("destination", dst)):
+        if size is None and f"'edge_index' holds the {end} index" in fact:
+            fact = fact.replace("edge_index", "relation")
+            return ValueError(
+                f"'{name}' must have a row for each {end} node (got {count} rows): "
+                f"{fact}"
+            )
+    return error
+
+
 def graph_for_plan(relation: Relation, num_src: int, size: Size, flow: str) -> Graph:
     """The graph of :func:`relation_for_ops`, also under a tracer."""
     return _checked(relation, num_src, size, flow, None, False)

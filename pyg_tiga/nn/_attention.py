@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyg_tiga.functional.arguments import check_number
 from pyg_tiga.nn._inputs import is_autocast_on
 
 __all__: list[str] = []
@@ -41,26 +41,6 @@ def check_dropout(layer: Any) -> None:
     check_number("dropout", layer.dropout)
     if not 0.0 <= layer.dropout <= 1.0:
         raise ValueError(f"'dropout' must be in [0, 1] (got {layer.dropout})")
-
-
-def check_number(name: str, value: Any) -> None:
-    """Hold an option to what PyTorch takes for a number.
-
-    That is a tensor of one number, too, but none that wants a gradient: it would not
-    get one.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    if type(value) is float or isinstance(value, Real):
-        return
-    if not isinstance(value, Tensor) or value.dim() > 0:
-        raise TypeError(f"'{name}' must be a number (got {type(value).__name__})")
-    if value.requires_grad:
-        raise TypeError(
-            f"'{name}' must be a number, which is not trained (got a "
-            f"{type(value).__name__} that requires a gradient)"
-        )
 
 
 def head_shape(layer: Any) -> tuple[int, int]:

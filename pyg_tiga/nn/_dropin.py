@@ -346,8 +346,22 @@ def _scriptable_class(cls: type[DropIn]) -> type[MessagePassing] | None:
         "__doc__": cls.__doc__,
         "forward": own._pyg_class.forward,
         "explain": MessagePassing.explain,
+        "__annotations__": _annotations(cls, own),
     }
     return type(cls.__name__, (cls,), body)
+
+
+def _annotations(cls: type[DropIn], own: type[DropIn]) -> dict[str, Any]:
+    """The types of attributes that TorchScript has to know.
+
+    It looks no further than at the first class that states any: that is a mixin here,
+    and not the layer of PyG.
+    """
+    heirs = cls.__mro__[: cls.__mro__.index(own)]
+    types: dict[str, Any] = {}
+    for stated in map(inspect.get_annotations, (own._pyg_class, *reversed(heirs))):
+        types |= stated
+    return types
 
 
 def _mode_reasons() -> list[str]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.utils import add_self_loops, remove_self_loops
 from torch_geometric.utils.sparse import set_sparse_value
 
@@ -120,6 +122,23 @@ def check_edge_features(
     check_device("edge_attr", edge_attr, edge_index)
 
 
+def check_edge_width(edge_attr: Any, module: torch.nn.Module) -> None:
+    """Hold edge features of any dimensions to what PyG's linear map can read.
+
+    Raises:
+        ValueError: They are no tensor, or of another width.
+    """
+    if type(module) is not Linear or module._forward_pre_hooks:
+        return  # Another map takes what it takes, and so does one behind a hook.
+    _require_edge_tensor(edge_attr)
+    width = module.in_channels
+    if edge_attr.dim() == 0 or (width > 0 and edge_attr.size(-1) != width):
+        raise ValueError(
+            f"'edge_attr' must have shape [num_edges, {width}] (got "
+            f"{list(edge_attr.shape)})"
+        )
+
+
 def check_edge_rows(edge_attr: Any, edge_index: Any) -> None:
     """Hold edge features to one row per edge, whether or not a map reads them.
 
@@ -146,10 +165,13 @@ def is_unread(edge_index: Any, num_loops: int) -> bool:
     """Whether there are no scores for edge features to be part of.
 
     PyG then does not look at them, and their map gets no gradient, not even zeros. A
-    compiled graph serves any number of edges, and asks nothing of it.
+    compiled graph that may serve any number of edges asks nothing of it.
     """
     if torch.compiler.is_compiling():
-        return False
+        return all(
+            statically_known_true(count == 0)
+            for count in (num_loops, num_edges(edge_index))
+        )
     return num_loops == 0 and num_edges(edge_index) == 0
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_tiga.functional.arguments import check_number
 from pyg_tiga.functional.attention import Weights
 from pyg_tiga.functional.relations import is_traced
-from pyg_tiga.nn._attention import check_number
+from pyg_tiga.nn._attention import row_reasons
 from pyg_tiga.nn._inputs import (
     check_device,
     check_edges,
@@ -105,6 +106,24 @@ def wide_reasons(layer: Any, edge_attr: Tensor, edge_index: Any) -> list[str]:
     return [f"'edge_attr' has {edge_attr.dim()} dimensions"]
 
 
+def size_reasons(
+    layer: Any,
+    x: tuple[Tensor, Tensor | None],
+    counts: tuple[int, int],
+    size: tuple[int | None, int | None] | None,
+) -> list[str]:
+    """Reasons that lie in sizes which the operation does not take."""
+    reasons = row_reasons(x[1], counts)
+    if (
+        not reasons
+        and size is not None
+        and layer.add_self_loops
+        and min(size) != min(counts)
+    ):
+        return [f"size={size} is not that of the nodes, {counts}"]
+    return reasons
+
+
 def plain_weights(layer: Any, x: Tensor) -> Weights | None:
     """The parameters, where the layer can run on x in one step."""
     if (
@@ -129,6 +148,7 @@ def usual_call(layer: Any, x: Any, edge_index: Any) -> tuple[Graph, Weights] | N
     if not (
         type(layer.dropout) in _NUMBERS
         and type(layer.negative_slope) in _NUMBERS
+        and layer.negative_slope == layer.negative_slope
         and 0.0 <= layer.dropout <= 1.0
         and layer._is_usual()
     ):
@@ -141,7 +161,13 @@ def usual_call(layer: Any, x: Any, edge_index: Any) -> tuple[Graph, Weights] | N
     weights = _weights_for(layer, x)
     if weights is None:
         return None
-    if weights.att_src.shape != (1, layer.heads, layer.out_channels):
+    wanted = (1, layer.heads, layer.out_channels)
+    width = layer.heads * layer.out_channels
+    if not (
+        weights.att_src.shape == wanted == weights.att_dst.shape
+        and weights.lin.shape == (width, shape[1])
+        and (weights.bias is None or weights.bias.shape == (width,))
+    ):
         return None
     graph = usual_graph(edge_index, x, shape[0], layer.flow)
     return None if graph is None else (graph, weights)

@@ -15,7 +15,6 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.typing import SparseTensor
 
-from pyg_tiga import _features
 from pyg_tiga.relation.graph import Graph
 from pyg_tiga.relation.memo import known_relation, relation_of
 
@@ -93,6 +92,11 @@ def pair_of(x: Any) -> tuple[Any, Any]:
             f"{type(x).__name__})"
         )
     return x[0], x[1]
+
+
+def name_of(x_src: Any, x_dst: Any) -> str:
+    """What to call the features of destinations, which may be those of sources."""
+    return "x" if x_dst is x_src else "x[1]"
 
 
 def is_matrix(edge_index: Any) -> bool:
@@ -210,10 +214,45 @@ def node_counts(
             f"whose rows are destinations (got '{flow}'). Pass the transposed matrix "
             f"or 'graph.reverse()' instead"
         )
-    check_count("x", x_src, num_src, "columns of 'edge_index'")
-    if x_dst is not None and x_dst is not x_src:
-        check_count("x[1]", x_dst, num_dst, "rows of 'edge_index'")
+    _check_rows(edge_index, (num_src, num_dst), x_src, x_dst)
     return num_src, num_dst
+
+
+def check_graph_rows(x: Any, edge_index: Any, reads_dst: bool = True) -> None:
+    """Hold features to a graph's nodes where PyG is not told of these.
+
+    It takes plain edges in place of the graph, and some layers no size beside them.
+
+    Raises:
+        ValueError: There are others, or `x` is neither a tensor nor a pair.
+    """
+    if not isinstance(edge_index, Graph):
+        return
+    x_src, x_dst = pair_of(x)
+    parts = (x_src, x_dst) if reads_dst else (x_src,)
+    if all(isinstance(part, Tensor) and part.dim() > 1 for part in parts):
+        sizes = (edge_index.num_src, edge_index.num_dst)
+        _check_rows(edge_index, sizes, x_src, x_dst if reads_dst else None)
+
+
+def _check_rows(
+    edge_index: Any, sizes: tuple[int, int], x_src: Tensor, x_dst: Tensor | None
+) -> None:
+    """Hold features to the nodes of a matrix or graph."""
+    num_src, num_dst = sizes
+    rows = x_src.size(-2)
+    if x_dst is x_src and num_src != num_dst:
+        raise ValueError(
+            f"'x' must have a row for each source and for each destination of "
+            f"'edge_index', (num_src, num_dst) = {sizes} (got {rows} rows in shape "
+            f"{list(x_src.shape)}). Pass a pair (sources, destinations) instead"
+        )
+    rules = "columns of 'edge_index'", "rows of 'edge_index'"
+    if isinstance(edge_index, Graph):
+        rules = "'num_src' of 'edge_index'", "'num_dst' of 'edge_index'"
+    check_count("x", x_src, num_src, rules[0])
+    if x_dst is not None and x_dst is not x_src:
+        check_count("x[1]", x_dst, num_dst, rules[1])
 
 
 def check_own_size(
@@ -247,7 +286,7 @@ def _edge_list_counts(
         num_dst = num_src if second is None else second
     else:
         if second is not None:
-            check_count("x[1]", x_dst, second, rule)
+            check_count(name_of(x_src, x_dst), x_dst, second, rule)
         num_dst = x_dst.size(-2)
     return num_src, num_dst if flow == SOURCE_TO_TARGET else num_src
 
@@ -333,37 +372,3 @@ def num_edges(edge_index: Any) -> int:
     if isinstance(edge_index, Graph):
         return edge_index.num_edges
     return edge_index.nnz() if is_sparse_tensor(edge_index) else edge_index._nnz()
-
-
-def parent_ties(edge_index: Any, x: Tensor) -> str:
-    """Who gets the gradient of a maximum at ties in PyG, for this input.
-
-    * Edge lists, ``EdgeIndex`` among them, are reduced by ``scatter_reduce``:
-      ``"split"``. Only on CUDA in eager mode, where torch_scatter is installed, does
-      PyG call it instead; it gives all to any one edge, and we take the ``"first"``.
-    * Matrices are reduced by ``torch.sparse.mm`` or torch_sparse: ``"first"``.
-    * A :class:`pyg_tiga.Graph` counts as what it was built from.
-    """
-    if isinstance(edge_index, Graph):
-        return "split" if edge_index.handle()[1].startswith("coo") else "first"
-    if not is_edge_list(edge_index):
-        return "first"
-    if torch.compiler.is_compiling() or not x.is_cuda:
-        return "split"
-    return "split" if _features.torch_scatter() is None else "first"
-
-
-def takes_segments(layer: Any, edge_index: Any) -> bool:
-    """Whether PyG reduces these sorted edges by segments.
-
-    So it does in layers that were built in deterministic mode. Without torch_scatter
-    this is ``torch.segment_reduce``, whose gradient of a maximum at ties is of its own
-    kind: evenly shared where it is positive, and given to each edge in full elsewhere.
-    """
-    if not isinstance(edge_index, EdgeIndex):
-        return False
-    if not layer._modules["aggr_module"]._deterministic:
-        return False
-    if layer.flow == SOURCE_TO_TARGET:
-        return edge_index.is_sorted_by_col
-    return edge_index.is_sorted_by_row

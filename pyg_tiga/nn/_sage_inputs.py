@@ -6,16 +6,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.dense.linear import Linear
 
+from pyg_tiga import _features
 from pyg_tiga.functional.aggregation import Maps
 from pyg_tiga.functional.relations import is_traced
-from pyg_tiga.nn._inputs import is_edge_list, usual_graph, usual_shape
+from pyg_tiga.nn._inputs import (
+    SOURCE_TO_TARGET,
+    is_edge_list,
+    usual_graph,
+    usual_shape,
+)
 from pyg_tiga.nn._linear import has_bias, is_plain, is_untouched, module_of
+from pyg_tiga.nn._shapes import map_reasons
 from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
 
 LINEAR_REDUCTIONS = ("sum", "add", "mean")
+
+
+def width_reasons(layer: Any) -> list[str]:
+    """Reasons for the parent's path that lie in the shapes of the linear maps."""
+    names = ("lin_l", "lin_r") if layer.root_weight else ("lin_l",)
+    reasons = map_reasons(layer, (*names, "lin") if layer.project else names)
+    maps = [layer._modules.get(name) for name in names]
+    widths = {lin.out_channels for lin in maps if type(lin) is Linear}
+    if len(widths) > 1:
+        reasons.append(f"'lin_l' and 'lin_r' give {sorted(widths)} channels")
+    return reasons
 
 
 def plain_maps(
@@ -81,8 +101,15 @@ def usual_call(layer: Any, x: Any, edge_index: Any) -> tuple[Graph, Maps] | None
     left = maps.get("weight")
     if left is None or left.dtype is not dtype or "bias" not in maps:
         return None
+    bias, channels = maps["bias"], lin_l.out_channels
+    if not (
+        left.shape == (channels, width)
+        and (right is None or right.shape == left.shape)
+        and (bias is None or bias.shape == (channels,))
+    ):
+        return None
     graph = usual_graph(edge_index, x, num_nodes, layer.flow)
-    return None if graph is None else (graph, Maps(left, maps["bias"], right))
+    return None if graph is None else (graph, Maps(left, bias, right))
 
 
 def _has_values(edges: Any) -> bool:
@@ -90,3 +117,37 @@ def _has_values(edges: Any) -> bool:
     if isinstance(edges, Graph):
         return edges.value is not None
     return not is_edge_list(edges)
+
+
+def parent_ties(edge_index: Any, x: Tensor) -> str:
+    """Who gets the gradient of a maximum at ties in PyG, for this input.
+
+    * Edge lists, ``EdgeIndex`` among them, are reduced by ``scatter_reduce``:
+      ``"split"``. Only on CUDA in eager mode, where torch_scatter is installed, does
+      PyG call it instead; it gives all to any one edge, and we take the ``"first"``.
+    * Matrices are reduced by ``torch.sparse.mm`` or torch_sparse: ``"first"``.
+    * A :class:`pyg_tiga.Graph` counts as what it was built from.
+    """
+    if isinstance(edge_index, Graph):
+        return "split" if edge_index.handle()[1].startswith("coo") else "first"
+    if not is_edge_list(edge_index):
+        return "first"
+    if torch.compiler.is_compiling() or not x.is_cuda:
+        return "split"
+    return "split" if _features.torch_scatter() is None else "first"
+
+
+def takes_segments(layer: Any, edge_index: Any) -> bool:
+    """Whether PyG reduces these sorted edges by segments.
+
+    So it does in layers that were built in deterministic mode. Without torch_scatter
+    this is ``torch.segment_reduce``, whose gradient of a maximum at ties is of its own
+    kind: evenly shared where it is positive, and given to each edge in full elsewhere.
+    """
+    if not isinstance(edge_index, EdgeIndex):
+        return False
+    if not layer._modules["aggr_module"]._deterministic:
+        return False
+    if layer.flow == SOURCE_TO_TARGET:
+        return edge_index.is_sorted_by_col
+    return edge_index.is_sorted_by_row

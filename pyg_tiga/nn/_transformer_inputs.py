@@ -8,16 +8,20 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 
+from pyg_tiga.nn._gat_edges import check_edge_width
 from pyg_tiga.nn._inputs import (
     check_count,
     check_edges,
     is_edge_list,
     is_matrix,
     is_sparse_tensor,
+    name_of,
     node_counts,
     num_edges,
+    pair_of,
 )
 from pyg_tiga.nn._linear import has_bias, is_plain, module_of
+from pyg_tiga.nn._shapes import map_reasons
 from pyg_tiga.relation.graph import Graph
 
 __all__: list[str] = []
@@ -27,9 +31,14 @@ def width_reasons(layer: Any) -> list[str]:
     """Reasons for the parent's path that lie in the widths of the linear maps."""
     wanted = layer.heads * layer.out_channels
     names = ("lin_key", "lin_query", "lin_value")
-    if all(_width_of(module_of(layer, name)) in (None, wanted) for name in names):
-        return []
-    return ["'heads' or 'out_channels' changed after construction"]
+    if not all(_width_of(module_of(layer, name)) in (None, wanted) for name in names):
+        return ["'heads' or 'out_channels' changed after construction"]
+    reasons = map_reasons(layer, (*names, "lin_edge"), wanted)
+    if layer.root_weight:
+        root = wanted if layer.concat else layer.out_channels
+        reasons += map_reasons(layer, ("lin_skip",), root)
+        reasons += map_reasons(layer, ("lin_beta",), 1)
+    return reasons
 
 
 def _width_of(lin: torch.nn.Module) -> int | None:
@@ -39,18 +48,23 @@ def _width_of(lin: torch.nn.Module) -> int | None:
 
 def batch_reasons(x: Any) -> list[str]:
     """Reasons for the parent's path that lie in the dimensions of node features."""
-    parts = (x,) if isinstance(x, Tensor) else x
+    parts = pair_of(x)
     dims = [part.dim() for part in parts if isinstance(part, Tensor)]
     return [f"'x' has {max(dims)} dimensions"] if any(n > 2 for n in dims) else []
 
 
 def feature_reasons(layer: Any, edge_attr: Any, edge_index: Any) -> list[str]:
-    """Reasons for the parent's path that lie in edge features, or in their map."""
+    """Reasons for the parent's path that lie in edge features, or in their map.
+
+    Raises:
+        ValueError: The parent has no answer either.
+    """
     if edge_attr is None:
         return []
     lin = module_of(layer, "lin_edge")
     if lin is None:
         return ["'edge_attr' is added as it is where there is no 'edge_dim'"]
+    check_edge_width(edge_attr, lin)
     reasons = []
     if is_matrix(edge_index):
         reasons.append("edge features beside a sparse matrix")
@@ -82,7 +96,9 @@ def attended_counts(
     """
     if flow == "source_to_target" or not is_edge_list(edge_index):
         counts = node_counts(edge_index, x_src, x_dst, None, flow)
-        check_count("x", x_dst, counts[1], "destinations of 'edge_index'")
+        check_count(
+            name_of(x_src, x_dst), x_dst, counts[1], "destinations of 'edge_index'"
+        )
         return counts
     if isinstance(edge_index, EdgeIndex):
         rows, columns = edge_index.sparse_size()
@@ -90,8 +106,7 @@ def attended_counts(
         if columns is not None:
             check_count("x", x_src, columns, rule)
         if rows is not None:
-            name = "x" if x_dst is x_src else "x[1]"
-            check_count(name, x_dst, rows, rule)
+            check_count(name_of(x_src, x_dst), x_dst, rows, rule)
     return x_src.size(0), x_dst.size(0)
 
 

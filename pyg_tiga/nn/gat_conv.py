@@ -10,15 +10,14 @@ from torch import Tensor
 from torch_geometric.typing import Adj, OptPairTensor, OptTensor, Size
 
 from pyg_tiga import functional
+from pyg_tiga.functional.arguments import check_number
 from pyg_tiga.functional.attention import Weights, gat_layer
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._attention import (
     check_dropout,
-    check_number,
     dropout_options,
     head_shape,
     join_heads,
-    row_reasons,
 )
 from pyg_tiga.nn._dropin import DropIn, ParentSignature
 from pyg_tiga.nn._edge_terms import can_fold, edge_terms, loop_features
@@ -36,19 +35,23 @@ from pyg_tiga.nn._gat_inputs import (
     check_options,
     matrix_reasons,
     plain_weights,
+    size_reasons,
     usual_call,
     wide_reasons,
 )
 from pyg_tiga.nn._inputs import (
     check_edges,
+    check_graph_rows,
     is_matrix,
     is_sparse_tensor,
+    name_of,
     node_counts,
     pair_of,
     reads_size,
     size_of,
 )
 from pyg_tiga.nn._linear import module_of
+from pyg_tiga.nn._shapes import attention_reasons
 from pyg_tiga.relation.graph import Graph
 
 __all__ = ["GATConv"]
@@ -194,10 +197,11 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         if not reasons:
             pair, sizes = pair_of(x), self._sizes(edge_index, size)
             counts = self._check(pair, edge_index, edge_attr, sizes)
-            reasons = self._size_reasons(pair, counts, sizes)
+            reasons = size_reasons(self, pair, counts, sizes)
         if reasons:
             if not torch.compiler.is_compiling():
                 self._note_parent(reasons)
+            check_graph_rows(x, edge_index)
             args = (edge_attr, size, return_attention_weights)
             return run_parent(super().forward, self, x, edge_index, *args)
         used_attr = edge_attr
@@ -222,13 +226,14 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
 
     def _reasons(self, edge_index: Adj, edge_attr: Any, weights: Any) -> list[str]:
         """Reasons for the parent's path, with those that lie in the edges."""
-        reasons = self._parent_reasons()
-        att = self._parameters.get("att_src")
-        shape = (self.att_src if att is None else att).shape
-        if shape != (1, self.heads, self.out_channels):
-            reasons.append("'heads' or 'out_channels' changed after construction")
         lin = None if edge_attr is None else module_of(self, "lin_edge")
-        if lin is not None:
+        reads_attr = lin is not None
+        scores, maps = ["att_src", "att_dst"], ["lin", "lin_src", "lin_dst"]
+        if reads_attr:
+            scores.append("att_edge")
+            maps.append("lin_edge")
+        reasons = self._parent_reasons() + attention_reasons(self, scores, maps)
+        if reads_attr:
             if not can_fold(lin):
                 reasons.append("'lin_edge' is not the plain Linear")
             if isinstance(edge_attr, Tensor) and edge_attr.dim() > 2:
@@ -268,7 +273,7 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         lin_src, lin_dst = self._projections()
         check_nodes("x", x_src, lin_src, edge_index)
         if x_dst is not None and not (x_dst is x_src and lin_dst is lin_src):
-            name = "x" if x_dst is x_src else "x[1]"
+            name = name_of(x_src, x_dst)
             check_nodes(name, x_dst, lin_dst, edge_index)
         check_dropout(self)
         check_number("negative_slope", self.negative_slope)
@@ -280,23 +285,6 @@ class GATConv(DropIn, torch_geometric.nn.GATConv):
         if edge_attr is not None:
             check_edge_attr(self, edge_attr, edge_index, counts)
         return counts
-
-    def _size_reasons(
-        self,
-        x: tuple[Tensor, Tensor | None],
-        counts: tuple[int, int],
-        size: tuple[int | None, int | None] | None,
-    ) -> list[str]:
-        """Reasons that lie in sizes which the operation does not take."""
-        reasons = row_reasons(x[1], counts)
-        if (
-            not reasons
-            and size is not None
-            and self.add_self_loops
-            and min(size) != min(counts)
-        ):
-            return [f"size={size} is not that of the nodes, {counts}"]
-        return reasons
 
     def _projections(self) -> tuple[torch.nn.Module, torch.nn.Module]:
         """The maps of sources and destinations."""

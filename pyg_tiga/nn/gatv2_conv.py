@@ -10,10 +10,10 @@ from torch import Tensor
 from torch_geometric.typing import Adj, OptTensor, PairTensor
 
 from pyg_tiga import functional
+from pyg_tiga.functional.arguments import check_number
 from pyg_tiga.functional.relations import is_traced
 from pyg_tiga.nn._attention import (
     check_dropout,
-    check_number,
     dropout_options,
     feature_reasons,
     head_shape,
@@ -28,8 +28,16 @@ from pyg_tiga.nn._gat_edges import (
     with_weights,
 )
 from pyg_tiga.nn._gat_inputs import check_nodes, check_options, matrix_reasons
-from pyg_tiga.nn._inputs import check_edges, is_matrix, node_counts, pair_of
+from pyg_tiga.nn._inputs import (
+    check_edges,
+    check_graph_rows,
+    is_matrix,
+    name_of,
+    node_counts,
+    pair_of,
+)
 from pyg_tiga.nn._linear import apply_maps, is_plain, module_of
+from pyg_tiga.nn._shapes import attention_reasons
 
 __all__ = ["GATv2Conv"]
 
@@ -168,6 +176,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
         if reasons:
             if not torch.compiler.is_compiling():
                 self._note_parent(reasons)
+            check_graph_rows(x, edge_index)
             edges, _ = parents_edges(edge_index)
             found = super().forward(x, edges, edge_attr, return_attention_weights)
             if return_attention_weights and not self.add_self_loops:
@@ -186,8 +195,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
     def _reasons(self, edge_index: Adj, edge_attr: Any, weights: Any) -> list[str]:
         """Reasons for the parent's path, with those that lie in the edges."""
         reasons = self._parent_reasons()
-        if self.att.shape != (1, self.heads, self.out_channels):
-            reasons.append("'heads' or 'out_channels' changed after construction")
+        reasons += attention_reasons(self, ("att",), ("lin_l", "lin_r"))
         reasons += feature_reasons(edge_attr)
         if is_matrix(edge_index):
             if is_traced(edge_index):
@@ -202,7 +210,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
         lin_l, lin_r = self._projections()
         check_nodes("x", x_src, lin_l, edge_index, "GATv2Conv")
         if x_dst is not x_src or lin_r is not lin_l:
-            name = "x" if x_dst is x_src else "x[1]"
+            name = name_of(x_src, x_dst)
             check_nodes(name, x_dst, lin_r, edge_index, "GATv2Conv")
         check_dropout(self)
         check_number("negative_slope", self.negative_slope)

@@ -21,13 +21,13 @@ from pyg_tiga.nn._inputs import (
     check_device,
     check_edges,
     check_features,
+    check_graph_rows,
     is_matrix,
+    name_of,
     node_counts,
     pair_of,
-    parent_ties,
     reads_size,
     size_of,
-    takes_segments,
 )
 from pyg_tiga.nn._linear import (
     has_bias,
@@ -36,7 +36,14 @@ from pyg_tiga.nn._linear import (
     reads_alike,
     transform_first,
 )
-from pyg_tiga.nn._sage_inputs import LINEAR_REDUCTIONS, plain_maps, usual_call
+from pyg_tiga.nn._sage_inputs import (
+    LINEAR_REDUCTIONS,
+    parent_ties,
+    plain_maps,
+    takes_segments,
+    usual_call,
+    width_reasons,
+)
 from pyg_tiga.relation.graph import Graph
 
 __all__ = ["SAGEConv"]
@@ -147,6 +154,7 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         if reasons:
             if not torch.compiler.is_compiling():
                 self._note_parent(reasons)
+            check_graph_rows(x, edge_index, self.root_weight)
             return super().forward(x, *for_parent(edge_index, size))
         if self.project and "lin" in self._modules:
             x_src = self.lin(x_src).relu()
@@ -174,7 +182,7 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
 
     def _reasons(self, edge_index: Adj) -> list[str]:
         """Reasons for the parent's path, with those that lie in the edges."""
-        reasons = self._parent_reasons()
+        reasons = self._parent_reasons() + width_reasons(self)
         if not reasons and is_matrix(edge_index):
             if not self.fuse:
                 reasons.append("fuse=False with a sparse matrix")
@@ -201,12 +209,13 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
         check_features("x", x_src, first)
         rooted = self.root_weight and x_dst is not None
         if rooted and (x_dst is not x_src or not reads_alike(first, self._root())):
-            name = "x" if x_dst is x_src else "x[1]"
+            name = name_of(x_src, x_dst)
             check_features(name, x_dst, self._root())
         check_device("x", x_src, edge_index)
         sizes = size_of(size) if reads_size(edge_index) else None
-        # With a matrix, PyG looks at the sources only.
-        counted = None if is_matrix(edge_index) else x_dst
+        # With a matrix, PyG looks at the sources only, and so may a layer of a graph.
+        is_own = isinstance(edge_index, Graph) and x_dst is x_src and not rooted
+        counted = None if is_matrix(edge_index) or is_own else x_dst
         counts = node_counts(edge_index, x_src, counted, sizes, self.flow)
         # PyG adds one row to all.
         if (
@@ -215,8 +224,8 @@ class SAGEConv(DropIn, torch_geometric.nn.SAGEConv):
             and (rows[0] != rows[1])
         ):
             raise ValueError(
-                f"'x[1]' must have {counts[1]} rows, as many as the output, with "
-                f"flow='{self.flow}' (got {list(x_dst.shape)})"
+                f"'{name_of(x_src, x_dst)}' must have {counts[1]} rows, as many as the "
+                f"output, with flow='{self.flow}' (got {list(x_dst.shape)})"
             )
         return counts
 

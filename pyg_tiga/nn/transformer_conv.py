@@ -30,7 +30,9 @@ from pyg_tiga.nn._inputs import (
     check_device,
     check_edges,
     check_features,
+    check_graph_rows,
     is_matrix,
+    name_of,
     pair_of,
 )
 from pyg_tiga.nn._linear import apply_maps, is_plain, module_of, reads_alike
@@ -173,6 +175,7 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         if reasons:
             if not torch.compiler.is_compiling():
                 self._note_parent(reasons)
+            check_graph_rows(x, edge_index)
             edges, _ = parents_edges(edge_index)
             found = super().forward(x, edges, edge_attr, return_attention_weights)
             return with_given_edges(found, edge_index) if wants_weights else found
@@ -213,7 +216,7 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
         if x_dst is not x_src or not reads_alike(
             module_of(self, "lin_key"), module_of(self, "lin_query")
         ):
-            name = "x" if x_dst is x_src else "x[1]"
+            name = name_of(x_src, x_dst)
             self._check_nodes(name, x_dst, readers, edge_index)
         check_dropout(self)
         return attended_counts(edge_index, x_src, x_dst, self.flow)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch._C._functorch import (
     is_gradtrackingtensor,
 )
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
@@ -257,12 +258,13 @@ def _take_tensor(adj_t: Tensor) -> Parts:
     sizes = (adj_t.size(0), adj_t.size(1))
     if adj_t.layout == torch.sparse_csr:
         parts = (unwrapped(adj_t.crow_indices()), unwrapped(adj_t.col_indices()))
-        return Parts(parts, CSR, 0, sizes, adj_t.values())
+        return Parts(parts, CSR, 0, sizes, _alias(adj_t.values()))
     if adj_t.layout == torch.sparse_csc:
         parts = (unwrapped(adj_t.ccol_indices()), unwrapped(adj_t.row_indices()))
-        return Parts(parts, CSR, 1, sizes[::-1], adj_t.values())
+        return Parts(parts, CSR, 1, sizes[::-1], _alias(adj_t.values()))
     # "Coalesced" proves no order: PyG sets the flag on tensors that it did not sort.
-    return Parts((unwrapped(adj_t._indices()),), COO, 0, sizes, _coo_values(adj_t))
+    parts = (unwrapped(adj_t._indices()),)
+    return Parts(parts, COO, 0, sizes, _alias(_coo_values(adj_t)))
 
 
 def check_value(value: object, num_edges: int, device: torch.device) -> None:
@@ -329,3 +331,26 @@ def _coo_values(adj_t: Tensor) -> Tensor:
             "'adj_t.coalesce()'"
         )
     return adj_t._values()
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory with the same version counter, and the gradient of it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _alias(value: Tensor) -> Tensor:
+    """Values that are no view of their matrix, which compiled code cannot take.
+
+    Transforms see through views only, and do not compile.
+    """
+    if _are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return value
+    needs_grad = value.requires_grad and torch.is_grad_enabled()
+    return _Alias.apply(value) if needs_grad else value.detach()

@@ -185,6 +185,10 @@ def test_a_slope_is_a_number(cls):
             layer.negative_slope = slope
             with pytest.raises(TypeError, match="'negative_slope' must be a number"):
                 layer(X, edges)
+    layer = cls(4, 5)
+    layer.negative_slope = float("nan")
+    with pytest.raises(ValueError, match="'negative_slope' must be a number"):
+        layer(X, EDGES)
     for slope in (True, 1, np.float32(0.2), torch.tensor(0.2)):
         assert_same(cls.__name__, (4, 5), {"negative_slope": slope}, X, EDGES)
 

@@ -196,11 +196,14 @@ def test_unusual_map_of_edge_features(how):
     assert is_fused(layers[0])
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize("num_nodes", [0, 3])
-def test_the_map_of_no_edges_gets_no_gradient(num_nodes, loops):
+def test_the_map_of_no_edges_gets_no_gradient(num_nodes, loops, compiled):
     layers = pair_of_layers(4, 2, heads=2, edge_dim=3, add_self_loops=loops)
     missing = []
+    if compiled:
+        layers[0].compile(backend="aot_eager", fullgraph=True)
     for layer in layers:
         edge_attr = torch.randn(0, 3, requires_grad=True)
         edges = torch.empty(2, 0, dtype=torch.long)

@@ -7,7 +7,7 @@ from torch_geometric import EdgeIndex
 import pyg_tiga as tg
 from pyg_tiga import _features, testing
 from pyg_tiga.nn import SAGEConv
-from pyg_tiga.nn._inputs import parent_ties, takes_segments
+from pyg_tiga.nn._sage_inputs import parent_ties, takes_segments
 
 CASE = testing.make_case(testing.row("unsorted"))
 X, EDGES = CASE.x, CASE.edge_index

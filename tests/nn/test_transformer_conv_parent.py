@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Optional
 
 import pytest
 import torch
@@ -131,3 +131,35 @@ def test_heads_changed_to_as_wide_a_layer():
         layer.heads, layer.out_channels = 2, 6
     torch.testing.assert_close(ours(X, EDGES), theirs(X, EDGES))
     assert not ours._record.reasons
+
+
+class Noting(TransformerConv):
+    # TorchScript reads types, and no strings.
+    __annotations__: ClassVar = {"noted": Optional[torch.Tensor]}  # noqa: UP045
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.noted = None
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("options", [{}, {"heads": 2, "beta": True}, {"concat": False}])
+def test_torchscript_of_a_model(options):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = TransformerConv(8, 3, **options)
+
+        def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+            return self.conv(x, edge_index).relu()
+
+    net = Net()
+    out = torch.jit.script(net)(X, EDGES)
+    torch.testing.assert_close(out, net(X, EDGES))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_torchscript_of_a_subclass_that_states_types():
+    layer = Noting(8, 3)
+    out = torch.jit.script(layer)(X, EDGES)
+    torch.testing.assert_close(out, layer(X, EDGES))

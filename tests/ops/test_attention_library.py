@@ -276,7 +276,6 @@ def test_training_keeps_and_inference_does_not(family: str) -> None:
     ("frozen", "options", "kept", "wanted"),
     [
         ((), {"objective": "memory"}, False, (False, False, False)),
-        ((), {"objective": "balanced"}, True, (False, False, True)),
         ((), {"terms": True}, False, (True, True, True)),
         (("edge_term",), {"terms": True}, False, (False, True, True)),
         (NAMES[3:], {"terms": True}, True, (False, False, True)),

@@ -23,6 +23,14 @@ ROW = torch.tensor([0, 0, 1, 3, 3])
 EDGES = torch.stack([COL, ROW])
 ATT = torch.linspace(-1, 1, 4).view(2, 2)
 
+MATRIX = torch.sparse_csr_tensor(
+    PTR, COL, torch.linspace(0.5, 2, COL.numel()), (NUM_NODES, NUM_NODES)
+)
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "COO": lambda matrix: matrix.to_sparse_coo().coalesce(),
+    "CSR": lambda matrix: matrix.to_sparse_csr(),
+    "CSC": lambda matrix: matrix.to_sparse_csc(),
+}
 FORMS: dict[str, Callable[[], Any]] = {
     "edges": lambda: EDGES,
     "graph of edges": lambda: Graph.from_edge_index(EDGES, NUM_NODES),
@@ -30,6 +38,9 @@ FORMS: dict[str, Callable[[], Any]] = {
     "EdgeIndex": lambda: EdgeIndex(EDGES.clone(), sparse_size=(NUM_NODES, NUM_NODES)),
     "graph of an EdgeIndex": lambda: Graph.from_edge_index(FORMS["EdgeIndex"]()),
     "reversed": lambda: Graph.from_csr(PTR, COL, NUM_NODES).reverse(),
+    "graph of COO": lambda: Graph.from_adj(LAYOUTS["COO"](MATRIX)),
+    "graph of CSR": lambda: Graph.from_adj(LAYOUTS["CSR"](MATRIX)),
+    "graph of CSC": lambda: Graph.from_adj(LAYOUTS["CSC"](MATRIX)),
 }
 
 
@@ -124,3 +135,38 @@ def test_a_matrix_of_pointers() -> None:
         return spmm_csr(PTR, COL, weight, x)
 
     same(results(torch.compile(call, backend="aot_eager")), results(call))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_reach_the_values_of_a_matrix(layout: str, compiled: bool) -> None:
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 1, 2 * NUM_NODES).view(NUM_NODES, 2)
+    matrix = LAYOUTS[layout](MATRIX).detach().requires_grad_()
+    graph = Graph.from_adj(matrix)
+
+    def call(x: Tensor) -> Tensor:
+        return functional.spmm(graph, x)
+
+    run = torch.compile(call, backend="aot_eager") if compiled else call
+    out = run(x)
+    torch.testing.assert_close(out, matrix.detach().to_dense() @ x)
+    (grad,) = torch.autograd.grad(out.sum(), matrix)
+    expected = x.sum(1) * (MATRIX.to_dense() != 0)
+    torch.testing.assert_close(grad.to_dense(), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_of_a_matrix_are_seen_as_they_are(layout: str) -> None:
+    torch._dynamo.reset()
+    x = torch.linspace(-1, 1, 2 * NUM_NODES).view(NUM_NODES, 2).requires_grad_()
+    matrix = LAYOUTS[layout](MATRIX).clone()
+    graph = Graph.from_adj(matrix)
+    run = torch.compile(lambda x: functional.spmm(graph, x), backend="aot_eager")
+    for call in (run, lambda x: functional.spmm(graph, x)):
+        matrix.values().mul_(2)
+        out = call(x)
+        torch.testing.assert_close(out, matrix.to_dense() @ x)
+    matrix.values().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
