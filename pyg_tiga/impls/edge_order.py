@@ -15,17 +15,14 @@ _WARPS = 4
 
 def take_edges(
     values: Tensor,  # [X, H]
-    index: Tensor | None,  # [E]
+    index: Tensor,  # [E]
 ) -> Tensor:
     """``values[index]``, with many rows to a program. Not differentiable.
 
     Args:
         values: Contiguous.
-        index: int32 or int64, contiguous, and in range, which nobody checks. None: the
-            values have that order already.
+        index: int32 or int64, contiguous, and in range, which nobody checks.
     """
-    if index is None:
-        return values
     from pyg_tiga.kernels import edge_order
 
     num_edges, heads = index.numel(), values.size(1)
