@@ -303,8 +303,7 @@ def _expanded(x: Tensor, heads: int) -> Tensor:
 
 def _attend(call: Call, inputs: Inputs) -> Tensor:
     if isinstance(call.graph, Handle):
-        graph, options, mask, seed, objective = call
-        return vector_library.attend(graph, inputs, mask, seed, options, objective)
+        return vector_library.attend(call, inputs)
     if transformed.is_active(*inputs):
         return vector_attention.by_reference(call, inputs)
     return vector_attention.vector_attention(call, inputs)
@@ -312,8 +311,7 @@ def _attend(call: Call, inputs: Inputs) -> Tensor:
 
 def _weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
     if isinstance(call.graph, Handle):
-        graph, options, mask, seed, _ = call
-        return vector_library.attention_weights(graph, inputs, mask, seed, options)
+        return vector_library.attention_weights(call, inputs)
     return vector_attention.weights(call, inputs)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from pyg_tiga.impls.attention_launch import (
     Operand,
     has_slope,
     operand_names,
+    place_arguments,
     score_functions,
     tile_blocks,
     unit_arguments,
@@ -69,7 +68,7 @@ class EdgeSumsPass:
             "num_start": num_loops,
             "width": heads,
             "HAS_START": num_loops > 0,
-            **_perm_arguments(places_of(graph, order)),
+            **place_arguments(places_of(graph, order)),
             "BLOCK_R": 4,
             "BLOCK_E": max(1, 128 // block_w),
             "BLOCK_W": block_w,
@@ -88,11 +87,6 @@ class EdgeSumsPass:
         self._walk(stream, *terms, out, *part)
         if self._merge is not None:
             self._merge(stream, *part, out)
-
-
-def _perm_arguments(perm: Tensor | None) -> dict[str, Any]:
-    present = {} if perm is None else {"perm_ptr": perm}
-    return {**present, "HAS_PERM": perm is not None}
 
 
 class DestinationsPass:
@@ -137,7 +131,7 @@ class DestinationsPass:
         if is_handed:
             by_row = form.options.by_row
             place = None if by_row else places_of(graph, "columns")
-            arguments |= _perm_arguments(place)
+            arguments |= place_arguments(place)
             arguments |= {"stride_gn": 0, "stride_gh": 0}
         programs = self._params.programs or walk_programs(rows, items, schedule)
         self._walk = Prepared(

@@ -170,10 +170,10 @@ def unit_arguments(rows: Grouping, items: WorkItems, chunk: int) -> dict[str, An
     }
 
 
-def place_arguments(rows: Grouping) -> dict[str, Any]:
-    """Arguments that say where the caller has the edges of a grouping."""
-    present = {} if rows.perm is None else {"perm_ptr": rows.perm}
-    return {**present, "HAS_PERM": rows.perm is not None}
+def place_arguments(perm: Tensor | None) -> dict[str, Any]:
+    """Arguments that say where edges stand that are walked in another order."""
+    present = {} if perm is None else {"perm_ptr": perm}
+    return {**present, "HAS_PERM": perm is not None}
 
 
 def walk_arguments(
@@ -201,7 +201,7 @@ def walk_arguments(
     return {
         **strides,
         **unit_arguments(rows, items, schedule.chunk),
-        **place_arguments(rows),
+        **place_arguments(rows.perm),
         "index_ptr": rows.index,
         "num_loops": options.num_loops,
         "num_edges": graph.num_edges,

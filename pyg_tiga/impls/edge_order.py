@@ -15,14 +15,17 @@ _WARPS = 4
 
 def take_edges(
     values: Tensor,  # [X, H]
-    index: Tensor,  # [E]
+    index: Tensor | None,  # [E]
 ) -> Tensor:
     """``values[index]``, with many rows to a program. Not differentiable.
 
     Args:
         values: Contiguous.
-        index: int32 or int64, contiguous, and in range, which nobody checks.
+        index: int32 or int64, contiguous, and in range, which nobody checks. None: the
+            values have that order already.
     """
+    if index is None:
+        return values
     from pyg_tiga.kernels import edge_order
 
     num_edges, heads = index.numel(), values.size(1)

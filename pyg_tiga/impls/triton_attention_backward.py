@@ -275,8 +275,7 @@ def _add_outer(value: Tensor, scale: Tensor, att: Tensor) -> None:
 
 def _to_caller(graph: Graph, term: Tensor) -> Tensor:
     """Edge values from the order of the columns into the caller's."""
-    place = graph.reverse().ranks()
-    return term if place is None else take_edges(term, place)
+    return take_edges(term, graph.reverse().ranks())
 
 
 ATTENTION_BACKWARD = Implementation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,12 +40,11 @@ _NAMES = {
 _MORE_NAMES = ("more_weight_ptr", "more_node_ptr")
 
 
-class EdgesPass:
-    """A product with a row for each edge (`kernels.edge_features`), on a relation.
+class Product(NamedTuple):
+    """What a launcher depends on besides a relation.
 
     Args:
-        graph: The relation.
-        name: `feature_dots` or `feature_spread`.
+        name: Which product.
         heads: Heads of the vectors.
         width: Features of an edge.
         itemsize: Bytes of a number of the second operand.
@@ -53,25 +52,32 @@ class EdgesPass:
         by_row: Whether numbers of edges stand in the order of the rows.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        heads: int,
-        width: int,
-        itemsize: int,
-        pair: bool,
-        by_row: bool,
-    ) -> None:
+    name: str
+    heads: int
+    width: int
+    itemsize: int
+    pair: bool
+    by_row: bool
+
+
+class EdgesPass:
+    """A product with a row for each edge (`kernels.edge_features`), on a relation.
+
+    Args:
+        graph: The relation.
+        product: `feature_dots` or `feature_spread`.
+    """
+
+    def __init__(self, graph: Graph, product: Product) -> None:
         from pyg_tiga.kernels import edge_features
 
+        name, heads, width, itemsize, pair, by_row = product
         is_spread = name == "feature_spread"
         block_d = min(power_of_2(width), _MOST_WIDTH)
         tile = _WARP * _LOADS * _VECTOR // itemsize
         block_e = min(max(1, tile // block_d), _MOST_EDGES)
-        places = place_arguments(graph.rows()) if by_row else {"HAS_PERM": False}
         arguments = {
-            **places,
+            **place_arguments(graph.rows().perm if by_row else None),
             "target_ptr": _targets(graph, by_row),
             "num_dst": graph.num_dst,
             "num_edges": graph.num_edges,
@@ -98,33 +104,20 @@ class SumsPass:
 
     Args:
         graph: The relation.
-        name: `feature_sums`.
-        heads: Weights of an edge.
-        width: Features of an edge.
-        itemsize: Bytes of a feature.
-        pair: False.
-        by_row: Whether weights stand in the order of the rows.
+        product: `feature_sums`.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        name: str,
-        heads: int,
-        width: int,
-        itemsize: int,
-        pair: bool,
-        by_row: bool,
-    ) -> None:
+    def __init__(self, graph: Graph, product: Product) -> None:
         from pyg_tiga.kernels.edge_features import feature_sums
 
+        heads, width = product.heads, product.width
         rows = graph.rows()
         items = rows.work_items(_CHUNK)
-        blocks = _sum_blocks(heads, width, itemsize)
+        blocks = _sum_blocks(heads, width, product.itemsize)
         arguments = {
             **unit_arguments(rows, items, _CHUNK),
-            **place_arguments(rows),
-            "BY_ROW": by_row,
+            **place_arguments(rows.perm),
+            "BY_ROW": product.by_row,
             "HEADS": heads,
             "WIDTH": width,
             "BLOCK_R": _UNITS,
@@ -217,8 +210,9 @@ def multiply(
     index = out.get_device()
     with device_guard(index):
         make = _prepare(graph, name, by_row)
-        shape = (heads, width, second.dtype.itemsize)
-        run = found(graph, ("features", name, *shape, bool(more), by_row), make)
+        itemsize = second.dtype.itemsize
+        product = Product(name, heads, width, itemsize, bool(more), by_row)
+        run = found(graph, ("features", product), make)
         operands = [x.contiguous() for x in (first, second, *more)]
         run(current_stream(index), *operands[:2], out, *operands[2:])
     return out

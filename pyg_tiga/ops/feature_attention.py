@@ -30,7 +30,6 @@ from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.ops.edge_features import product
 from pyg_tiga.ops.library import Handle
 from pyg_tiga.ops.vector_attention import Inputs
-from pyg_tiga.relation.graph import Graph
 
 _multiply = partial(multiply, by_row=True)
 # So many heads may share one product over the nodes, of which each uses its own block.
@@ -101,9 +100,7 @@ def _in_parts(call: Call, inputs: Inputs, features: Features) -> Tensor:
 def _both(call: Call, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Averages of values and the weights ``[E, H]``."""
     if isinstance(call.graph, Handle):
-        graph, options, mask, seed, objective = call
-        given = (graph, inputs, mask, seed, options, objective, dtype)
-        return vector_library.attend_with_weights(*given)
+        return vector_library.attend_with_weights(call, inputs, dtype)
     if transformed.is_active(*inputs):
         out = vector_attention.by_reference(call, inputs)
         return out.to(dtype), vector_attention.weights(call, inputs)[0]
@@ -143,7 +140,7 @@ def _forward(call: Call, inputs: Inputs, features: Features) -> _Kept:
     vectors = _projected(inputs.row, proj * scale)
     term = _multiply(graph, "feature_dots", real, vectors, attr)
     if inputs.term is not None:
-        term += _by_row(graph, inputs.term)
+        term += take_edges(inputs.term.contiguous(), graph.rows().perm)
     made = _by_rows(call, gives_weights=True)
     state = vector_attention.forward(made, inputs._replace(term=term), dtype)
     sums = _multiply(graph, "feature_sums", dtype, state.weights, attr)
@@ -235,7 +232,8 @@ def _gradients(
         _add_projected(row, sums, (proj * scale).transpose(1, 2))
     term = None
     if needs[4]:
-        term = attention.cast(_by_caller(graph, of_scores), inputs.term)
+        of_term = take_edges(of_scores, graph.ranks())
+        term = attention.cast(of_term, inputs.term)
     return value, row, col, None, term, loop_term, of_attr, of_proj
 
 
@@ -243,18 +241,6 @@ def _by_rows(call: Call, *, gives_weights: bool = False) -> Call:
     """The call with all numbers of edges in the order of the rows."""
     options = call.options._replace(by_row=True, gives_weights=gives_weights)
     return call._replace(options=options)
-
-
-def _by_row(graph: Graph, values: Tensor) -> Tensor:
-    """Numbers of edges ``[E, H]`` from the caller's order into that of the rows."""
-    perm = graph.rows().perm
-    return values if perm is None else take_edges(values.contiguous(), perm)
-
-
-def _by_caller(graph: Graph, values: Tensor) -> Tensor:
-    """And back."""
-    ranks = graph.ranks()
-    return values if ranks is None else take_edges(values, ranks)
 
 
 def _projected(x: Tensor, proj: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor
 from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls.attention_types import Options, State, Wanted
 from pyg_tiga.ops import attention, vector_attention
+from pyg_tiga.ops.attention import Call
 from pyg_tiga.ops.attention_library import state_dtype
-from pyg_tiga.ops.library import Handle, define
+from pyg_tiga.ops.library import define
 from pyg_tiga.ops.vector_attention import Inputs
 from pyg_tiga.ops.weights_library import gradients_of
 from pyg_tiga.relation.graph import Graph
@@ -45,7 +46,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     graph = Graph.from_handle(index, layout, num_src, num_dst)
     options = Options(scale, num_loops, dropout, score, gives_weights)
-    call = attention.Call(graph, options, mask, seed, objective)
+    call = Call(graph, options, mask, seed, objective)
     operands = Inputs(value, row, col, param, term, loop_term).operands(mask, seed)
     plan = attention.attention_plan("edge_attention", call, value, out_dtype)
     state, real = plan.run(graph, operands, options, False), state_dtype(out_dtype)
@@ -79,7 +80,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     graph = Graph.from_handle(index, layout, num_src, num_dst)
     options = Options(scale, num_loops, dropout, score)
-    call = attention.Call(graph, options, mask, seed, objective)
+    call = Call(graph, options, mask, seed, objective)
     inputs = Inputs(value, row, col, param, term, loop_term)
     wanted = Wanted(wants_term, wants_loop_term, objective != "memory")
     kept = State(*state[:3], None, None, state[3])
@@ -169,49 +170,34 @@ def _given(
 forward_op.register_autograd(_vjp, setup_context=_setup)
 
 
-def attend(
-    relation: Handle,
-    inputs: Inputs,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    options: Options,
-    objective: str,
-) -> Tensor:
-    """:func:`vector_attention.vector_attention` as one node of a compiled graph."""
-    dtype = inputs.out_dtype()
-    made = (relation, inputs, mask, seed, options, objective)
-    return _attend(*made, gives_weights=False, out_dtype=dtype)[0]
+def attend(call: Call, inputs: Inputs) -> Tensor:
+    """:func:`vector_attention.vector_attention` as one node of a compiled graph.
+
+    Args:
+        call: The call, of which the graph is a `Handle`.
+        inputs: Its inputs.
+    """
+    return _attend(call, inputs, False, inputs.out_dtype())[0]
 
 
 def attend_with_weights(
-    relation: Handle,
-    inputs: Inputs,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    options: Options,
-    objective: str,
-    out_dtype: torch.dtype,
+    call: Call, inputs: Inputs, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """:func:`vector_attention.with_weights` as one node of a compiled graph."""
-    made = (relation, inputs, mask, seed, options, objective)
-    out, _, _, weights = _attend(*made, gives_weights=True, out_dtype=out_dtype)
+    """:func:`vector_attention.with_weights`, likewise."""
+    out, _, _, weights = _attend(call, inputs, True, out_dtype)
     return out, weights
 
 
 def _attend(
-    relation: Handle,
-    inputs: Inputs,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    options: Options,
-    objective: str,
-    *,
-    gives_weights: bool,
-    out_dtype: torch.dtype,
+    call: Call, inputs: Inputs, gives_weights: bool, out_dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    numbers = (options.score, options.scale, options.num_loops, options.dropout)
-    given = (*relation.args(), *inputs, mask, seed, *numbers)
-    return forward_op(*given, objective, gives_weights, out_dtype)
+    given = (*call.graph.args(), *inputs, call.mask, call.seed, *_numbers(call))
+    return forward_op(*given, call.objective, gives_weights, out_dtype)
+
+
+def _numbers(call: Call) -> tuple[str, float, int, float]:
+    score, scale = call.options.score, call.options.scale
+    return score, scale, call.options.num_loops, call.options.dropout
 
 
 def _weights(
@@ -233,7 +219,7 @@ def _weights(
 ) -> tuple[Tensor, Tensor]:
     graph = Graph.from_handle(index, layout, num_src, num_dst)
     options = Options(scale, num_loops, dropout, score)
-    call = attention.Call(graph, options, mask, seed, "time")
+    call = Call(graph, options, mask, seed, "time")
     inputs = Inputs(col, row, None, param, term, loop_term)
     weights, loops = vector_attention.weights(call, inputs)
     return weights.clone(), loops.clone()
@@ -319,15 +305,8 @@ def _weights_vjp(ctx: Any, grad: Tensor, grad_loops: Tensor) -> tuple[Any, ...]:
 weights_op.register_autograd(_weights_vjp, setup_context=_weights_setup)
 
 
-def attention_weights(
-    relation: Handle,
-    inputs: Inputs,
-    mask: Tensor | None,
-    seed: Tensor | None,
-    options: Options,
-) -> tuple[Tensor, Tensor]:
-    """:func:`vector_attention.weights` as one node of a compiled graph."""
+def attention_weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """:func:`vector_attention.weights`, likewise."""
     col = inputs.value if inputs.col is None else inputs.col
-    given = (inputs.row, col, *inputs[3:], mask, seed)
-    numbers = (options.score, options.scale, options.num_loops, options.dropout)
-    return weights_op(*relation.args(), *given, *numbers)
+    given = (inputs.row, col, *inputs[3:], call.mask, call.seed)
+    return weights_op(*call.graph.args(), *given, *_numbers(call))

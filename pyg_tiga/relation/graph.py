@@ -11,24 +11,14 @@ from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
 from pyg_tiga.relation import inputs
-from pyg_tiga.relation.cache import CACHE, Entry, Key, key_of
+from pyg_tiga.relation.cache import CACHE, key_of
 from pyg_tiga.relation.csr import Grouping, index_dtype
-from pyg_tiga.relation.edges import COO, COO_BY_COL, COO_BY_ROW, CSR, Edges
+from pyg_tiga.relation.edges import CSR, Edges
+from pyg_tiga.relation.handles import LAYOUTS, Handle, layout_of
 from pyg_tiga.relation.inputs import Flow, Parts
-from pyg_tiga.relation.origin import Origin, origin_of, origin_with
+from pyg_tiga.relation.origin import Origin, origin_of
 from pyg_tiga.relation.report import explain_graph
-
-Handle = tuple[list[Tensor], str, int, int]
-
-_REVERSED = ":reversed"
-# The end that holds the destinations: edge_index[1], but the rows of a CSR structure.
-_DST_END = {COO: 1, COO_BY_ROW: 1, COO_BY_COL: 1, CSR: 0}
-_LAYOUTS = {
-    name + suffix: (name, end if suffix == "" else 1 - end)
-    for name, end in _DST_END.items()
-    for suffix in ("", _REVERSED)
-}
-_NAMES = {parts: name for name, parts in _LAYOUTS.items()}
+from pyg_tiga.relation.sharing import count_edits, remember, share
 
 
 class Graph:
@@ -160,7 +150,7 @@ class Graph:
     @classmethod
     def _from_parts(cls, parts: Parts, origin: Origin | None = None) -> Graph:
         inputs.check_parts(parts)
-        edges = _share(parts)
+        edges = share(parts)
         edges.grouping(parts.dst_end)  # Checks the indices.
         if parts.value is not None:
             inputs.check_value(parts.value, edges.num_edges, edges.device)
@@ -178,9 +168,9 @@ class Graph:
             num_src: Source nodes.
             num_dst: Destination nodes.
         """
-        base, dst_end = _LAYOUTS[layout]
+        base, dst_end = LAYOUTS[layout]
         sizes = (num_src, num_dst) if dst_end else (num_dst, num_src)
-        tensors, is_counted = _count_edits(tensors, base)
+        tensors, is_counted = count_edits(tensors, base)
         if not is_counted:
             # Edits would go unnoticed.
             parts = Parts(tuple(tensors), base, dst_end, sizes)
@@ -188,7 +178,7 @@ class Graph:
         key = key_of(tensors, base, sizes)
         entry = CACHE.find(key)
         if entry is None:
-            entry = _remember(Parts(tuple(tensors), base, dst_end, sizes), key)
+            entry = remember(Parts(tuple(tensors), base, dst_end, sizes), key)
         graph = entry.views.get(dst_end)
         if graph is None:
             graph = entry.views[dst_end] = cls(entry.edges, dst_end)
@@ -242,7 +232,7 @@ class Graph:
         # A tracer cannot see versions, and autograd checks those of compiled graphs.
         traced = torch.compiler.is_compiling()
         edges = self._edges if traced else self._current()
-        layout = _NAMES[edges.layout, self._dst_end]
+        layout = layout_of(edges.layout, self._dst_end)
         tensors = list(edges.tensors)
         if traced and self._origin is not None:
             tensors.insert(0, self._origin.counter)
@@ -385,7 +375,7 @@ class Graph:
             CACHE.watch(edges)
             return edges
         parts = Parts(edges.tensors, edges.layout, self._dst_end, edges.sizes)
-        self._now, self._edges = None, _share(parts)
+        self._now, self._edges = None, share(parts)
         edges.settle()  # What calls have read is reported all the same.
         return self._edges
 
@@ -403,50 +393,5 @@ class Graph:
         )
 
 
-def layout_of(base: str, dst_end: int) -> str:
-    """The layout string of a handle."""
-    return _NAMES[base, dst_end]
-
-
-def _count_edits(
-    tensors: Sequence[Tensor], layout: str
-) -> tuple[Sequence[Tensor], bool]:
-    """The tensors that define edges, and whether all their edits are counted now."""
-    is_counted = True
-    if len(tensors) > (2 if layout == CSR else 1):
-        origin, tensors = origin_with(tensors[0]), tensors[1:]
-        if origin is None:
-            is_counted = False
-        else:
-            origin.count_edits(tensors[0])
-    for tensor in tensors:
-        if tensor.is_inference():
-            is_counted = False
-    return tensors, is_counted
-
-
-def _share(parts: Parts) -> Edges:
-    """The edges of these tensors that someone holds already, or new ones."""
-    if not any(tensor.is_inference() for tensor in parts.tensors):
-        known = CACHE.find_alive(key_of(parts.tensors, parts.layout, parts.sizes))
-        if known is not None:
-            return known
-    edges = Edges(parts.tensors, parts.layout, parts.sizes, parts.dst_end)
-    CACHE.watch(edges)
-    return edges
-
-
-def _remember(parts: Parts, key: Key) -> Entry:
-    """Make an entry of the memo, with one grouping built and so the indices checked."""
-    with CACHE.building:
-        entry = CACHE.find(key)
-        if entry is not None:
-            return entry
-        inputs.check_parts(parts)
-        edges = _share(parts)
-        edges.grouping(parts.dst_end)
-        return CACHE.keep(edges)
-
-
 def _rebuild(parts: Parts) -> Graph:
-    return Graph(_share(parts), parts.dst_end, parts.value, follows=True)
+    return Graph(share(parts), parts.dst_end, parts.value, follows=True)

@@ -25,7 +25,8 @@ from torch_geometric.typing import SparseTensor
 
 from pyg_tiga.relation import inputs
 from pyg_tiga.relation.cache import CACHE
-from pyg_tiga.relation.graph import Graph, Handle, layout_of
+from pyg_tiga.relation.graph import Graph
+from pyg_tiga.relation.handles import Handle, layout_of
 from pyg_tiga.relation.inputs import Flow
 from pyg_tiga.relation.origin import latest_origin
 

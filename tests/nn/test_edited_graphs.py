@@ -74,6 +74,13 @@ def test_functions_work_on_the_edges_of_now(make):
     torch.testing.assert_close(gradient(out, x), before)
 
 
+def drawn():
+    """Features of 6 nodes, and 12 edges between them."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 4, generator=generator)
+    return x, torch.randint(6, (2, 12), generator=generator)
+
+
 def wrapped(make, edge_index):
     """An `EdgeIndex`, and what a layer is called with."""
     edges = EdgeIndex(edge_index.clone(), sparse_size=(6, 6))
@@ -86,9 +93,8 @@ MAKERS = (None, tg.Graph.from_edge_index)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("cls", LAYERS)
 def test_backwards_keep_the_edges_of_a_wrapper(cls, make):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 4, generator=generator).requires_grad_()
-    edge_index = torch.randint(6, (2, 12), generator=generator)
+    x, edge_index = drawn()
+    x.requires_grad_()
     layer = cls(4, 5).eval()
     expected = gradient(layer(x, edge_index.clone()), x)
     edges, given = wrapped(make, edge_index)
@@ -107,9 +113,7 @@ def test_backwards_keep_the_edges_of_a_wrapper(cls, make):
 @pytest.mark.parametrize("make", MAKERS)
 def test_compiled_functions_see_edits_of_a_wrapper(make, backend):
     torch._dynamo.reset()
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 4, generator=generator)
-    edge_index = torch.randint(6, (2, 12), generator=generator)
+    x, edge_index = drawn()
     edges, given = wrapped(make, edge_index)
     spmm = tg.functional.spmm
     call = torch.compile(lambda e, x: spmm(e, x), backend=backend, fullgraph=True)
@@ -131,9 +135,7 @@ def test_compiled_functions_see_edits_of_a_wrapper(make, backend):
 @pytest.mark.parametrize("cls", LAYERS)
 def test_compiled_layers_see_edits_of_a_wrapper(cls, make):
     torch._dynamo.reset()
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(6, 4, generator=generator)
-    edge_index = torch.randint(6, (2, 12), generator=generator)
+    x, edge_index = drawn()
     edges, given = wrapped(make, edge_index)
     layer = cls(4, 5).eval()
     call = torch.compile(layer, backend="aot_eager")

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from pyg_tiga.relation import cache, check, edges, graph, memo
-from pyg_tiga.relation.cache import Cache
+import pyg_tiga  # noqa: F401 - all modules that hold the memo
+from pyg_tiga.relation import check, edges
+from pyg_tiga.relation.cache import CACHE, Cache
 
 
 @pytest.fixture(autouse=True)
 def empty_memo(monkeypatch):
     """A memo of the test's own."""
     fresh = Cache()
-    for module in (cache, edges, graph, memo):
-        monkeypatch.setattr(module, "CACHE", fresh)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("pyg_tiga.") and getattr(module, "CACHE", None) is CACHE:
+            monkeypatch.setattr(module, "CACHE", fresh)
     yield fresh
     check._open.clear()
 
