@@ -139,14 +139,21 @@ def _add_tile(
         else:
             acc_col += FUNCTIONS[3](ds, b_row, b_col, b_param, aux, scale)
         if GRAD_TERM or GRAD_LOOP_TERM:
-            # Edges that are masked or stored loops get their 0 here, too.
             grad_term_ptr, grad_loop_term_ptr = outputs
-            b_t = tl.where(live[:, None], FUNCTIONS[4](ds, aux, scale), 0.0)
+            b_t = FUNCTIONS[4](ds, aux, scale)
             m_h = o_h < HEADS
+            if TAIL or EDGES[2] or EDGES[4]:
+                # Edges that are masked or stored loops get their 0 here, too.
+                b_t = tl.where(live[:, None], b_t, 0.0)
         if GRAD_TERM:
             o_e = (step + tl.arange(0, U * S)).to(tl.int64)
             p_t = (grad_term_ptr + o_h)[None, :] + (o_e * HEADS)[:, None]
-            tl.store(p_t, b_t, mask=m_e[:, None] & m_h[None, :])
+            if TAIL:
+                tl.store(p_t, b_t, mask=m_e[:, None] & m_h[None, :])
+            elif EVEN:
+                tl.store(p_t, b_t)
+            else:
+                tl.store(p_t, b_t, mask=m_h[None, :])
         if GRAD_LOOP_TERM and TAIL:
             o_i = i.to(tl.int64) * HEADS
             p_t = (grad_loop_term_ptr + o_h)[None, :] + o_i[:, None]

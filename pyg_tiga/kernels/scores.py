@@ -130,31 +130,34 @@ def dot_vjp_col(grad, row, col, param, aux, scale):
 
 
 @triton.jit
-def gatv2_score(row, col, term, param, scale):
-    """GATv2: <param, LeakyReLU(x_i + x_j)> + term, with `scale` the negative slope."""
-    pre = row + col
-    # The slope goes into the parameter, once for all edges.
-    s = tl.sum(pre * tl.where(pre > 0, param, param * scale), axis=3) + term
-    return s, s
+def gatv2_factor(pre, param, scale):
+    """The parameter times LeakyReLU's derivative, [U, S, H, K].
+
+    The slope goes into the parameter, once for all edges; and score and gradients form
+    it alike, so that it is formed once.
+    """
+    return tl.where(pre > 0, param, param * scale)
 
 
 @triton.jit
-def gatv2_sloped(grad, pre, scale):
-    """The score's gradient times LeakyReLU's derivative, [U, S, H, K]."""
-    return tl.where(pre > 0, tl.expand_dims(grad, 3), tl.expand_dims(grad * scale, 3))
+def gatv2_score(row, col, term, param, scale):
+    """GATv2: <param, LeakyReLU(x_i + x_j)> + term, with `scale` the negative slope."""
+    pre = row + col
+    s = tl.sum(pre * gatv2_factor(pre, param, scale), axis=3) + term
+    return s, s
 
 
 @triton.jit
 def gatv2_vjp(grad, row, col, param, aux, scale):
     """By either operand."""
-    return gatv2_sloped(grad, row + col, scale) * param
+    return tl.expand_dims(grad, 3) * gatv2_factor(row + col, param, scale)
 
 
 @triton.jit
 def gatv2_vjp_param(grad, row, col, param, aux, scale):
     """By the attention vector: LeakyReLU(x) is x times its derivative."""
     pre = row + col
-    return gatv2_sloped(grad, pre, scale) * pre
+    return tl.expand_dims(grad, 3) * tl.where(pre > 0, pre, pre * scale)
 
 
 ADDITIVE = Score(
