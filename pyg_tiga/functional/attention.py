@@ -15,7 +15,14 @@ from pyg_tiga.functional.attention_arguments import (
 )
 from pyg_tiga.functional.relations import Relation, Size, graph_of, relation_for_rows
 from pyg_tiga.impls.attention_types import Options
-from pyg_tiga.ops import attention, attention_library, transformed, weights_library
+from pyg_tiga.ops import (
+    attention,
+    attention_library,
+    edge_attention,
+    transformed,
+    weights_library,
+)
+from pyg_tiga.ops.attention import Call, Inputs
 from pyg_tiga.ops.gat_attention import gat as run_gat
 from pyg_tiga.ops.gat_layer import Weights
 from pyg_tiga.ops.gat_layer import gat_layer as run_gat_layer
@@ -84,15 +91,13 @@ def additive_attention(
     _check(related, value, alpha_src, alpha_dst)
     terms = (edge_term, loop_term)
     check_terms(related, options, value, terms, edge_mask)
-    inputs = (value, alpha_src, alpha_dst, *terms)
+    inputs = Inputs(value, alpha_dst, alpha_src, None, *terms)
+    call = Call(related, options, edge_mask, seed, objective)
     if isinstance(related, Handle):
-        return attention_library.additive(
-            related, inputs, edge_mask, seed, options, objective
-        )
-    call = attention.Call(related, options, edge_mask, seed, objective)
+        return attention_library.additive(call, inputs)
     if transformed.is_active(*inputs):
         return attention.by_reference(call, inputs)
-    return attention.additive(call, *inputs, out_dtype=reference.promoted(*inputs))
+    return edge_attention.attend(call, inputs, inputs.out_dtype())
 
 
 def gat_attention(
@@ -159,15 +164,12 @@ def gat_attention(
     nodes = (x_src, x_dst, att_src, att_dst)
     out_dtype = reference.promoted(*nodes, *terms)
     is_compiled = isinstance(related, Handle)
-    call = attention.Call(related, options, edge_mask, seed, objective)
+    call = Call(related, options, edge_mask, seed, objective)
     if is_compiled or transformed.is_active(*nodes, *terms):
-        alphas = attention.gat_scores(related.num_dst, x_src, x_dst, att_src, att_dst)
-        inputs = (x_src, *alphas, *terms)
+        inputs = attention.gat_inputs(call, nodes, terms)
         if not is_compiled:
             return attention.by_reference(call, inputs)
-        return attention_library.additive(
-            related, inputs, edge_mask, seed, options, objective
-        )
+        return attention_library.additive(call, inputs)
     return run_gat(call, *nodes, *terms, out_dtype)
 
 

@@ -15,14 +15,14 @@ from pyg_tiga.functional.attention_arguments import (
 from pyg_tiga.functional.edge_features import features_of
 from pyg_tiga.functional.relations import Relation, Size, relation_for_rows
 from pyg_tiga.ops import (
+    attention,
+    edge_attention,
     feature_attention,
     transformed,
-    vector_attention,
     vector_library,
 )
-from pyg_tiga.ops.attention import Call
+from pyg_tiga.ops.attention import Call, Inputs
 from pyg_tiga.ops.library import Handle
-from pyg_tiga.ops.vector_attention import Inputs
 
 
 def graph_attention(
@@ -305,14 +305,14 @@ def _attend(call: Call, inputs: Inputs) -> Tensor:
     if isinstance(call.graph, Handle):
         return vector_library.attend(call, inputs)
     if transformed.is_active(*inputs):
-        return vector_attention.by_reference(call, inputs)
-    return vector_attention.vector_attention(call, inputs)
+        return attention.by_reference(call, inputs)
+    return edge_attention.attend(call, inputs, inputs.out_dtype())
 
 
 def _weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
     if isinstance(call.graph, Handle):
         return vector_library.attention_weights(call, inputs)
-    return vector_attention.weights(call, inputs)
+    return attention.weights(call, inputs)
 
 
 def _check_heads(call: Call, query: Tensor, key: Tensor) -> None:

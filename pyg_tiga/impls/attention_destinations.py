@@ -17,6 +17,7 @@ from pyg_tiga.impls.attention_launch import (
     walk_arguments,
     walk_programs,
 )
+from pyg_tiga.impls.edge_order import places_of
 from pyg_tiga.impls.prepared import Prepared, room_of
 from pyg_tiga.impls.triton_nodes import PartialsPass
 from pyg_tiga.impls.triton_sum import merge_sums, new_room
@@ -29,16 +30,6 @@ _PARAM_PROGRAMS = 4096
 _PARAM_UNITS = 4
 
 
-def places_of(graph: Graph, order: str) -> Tensor | None:
-    """Where an array of the edges has those of the rows; None where it has their order.
-
-    Args:
-        graph: The relation.
-        order: That of the array: ``"columns"``, or ``"caller"``.
-    """
-    return graph.places() if order == "columns" else graph.rows().perm
-
-
 class EdgeSumsPass:
     """Numbers of edges summed by destination, those of loops included.
 
@@ -47,7 +38,7 @@ class EdgeSumsPass:
         schedule: Launch choices.
         heads: Heads.
         num_loops: Implicit self-loops.
-        order: Order of the edges' numbers, see :func:`places_of`.
+        order: Order of the edges' numbers, ``"columns"`` or ``"caller"``.
     """
 
     def __init__(
@@ -68,7 +59,7 @@ class EdgeSumsPass:
             "num_start": num_loops,
             "width": heads,
             "HAS_START": num_loops > 0,
-            **place_arguments(places_of(graph, order)),
+            **place_arguments(places_of(graph, order, "rows")),
             "BLOCK_R": 4,
             "BLOCK_E": max(1, 128 // block_w),
             "BLOCK_W": block_w,
@@ -130,7 +121,7 @@ class DestinationsPass:
         }
         if is_handed:
             by_row = form.options.by_row
-            place = None if by_row else places_of(graph, "columns")
+            place = None if by_row else places_of(graph, "columns", "rows")
             arguments |= place_arguments(place)
             arguments |= {"stride_gn": 0, "stride_gh": 0}
         programs = self._params.programs or walk_programs(rows, items, schedule)

@@ -70,9 +70,9 @@ def form_of(operands: Operands, options: Options) -> Form:
         value.size(1),
         value.size(2),
         1 if row.dim() == 2 else row.size(2),
-        _operand(value),
-        _operand(row),
-        _operand(col),
+        operand_of(value),
+        operand_of(row),
+        operand_of(col),
         None if term is None else term.dtype,
         None if loop_term is None else loop_term.dtype,
         mask is not None,
@@ -83,7 +83,8 @@ def form_of(operands: Operands, options: Options) -> Form:
     )
 
 
-def _operand(x: Tensor) -> Operand:
+def operand_of(x: Tensor) -> Operand:
+    """A node operand without its data."""
     return Operand(x.dtype, x.stride(0), x.stride(1))
 
 
@@ -133,13 +134,11 @@ def state_names(positive: bool, prefix: str = "") -> tuple[str, ...]:
 
 
 def new_state(
-    value: Tensor, num_rows: int, dtype: torch.dtype, positive: bool
+    value: Tensor, shape: tuple[int, int, int], dtype: torch.dtype, positive: bool
 ) -> State:
-    """Room for a state of `num_rows` rows."""
-    heads, channels = value.shape[1:]
-    shape = (num_rows, heads, channels)
+    """Room for a state, of which the result has this shape."""
     scalars = [
-        value.new_empty(num_rows, heads, dtype=torch.float32)
+        value.new_empty(shape[:2], dtype=torch.float32)
         for _ in range(3 if positive else 2)
     ]
     return State(

@@ -159,6 +159,48 @@ def _merge(
     return Prepared(kernel, grid, arguments, varying, rows.index, MERGE_WARPS)
 
 
+class AttentionForward:
+    """Softmax-weighted sums of values, with what a backward needs.
+
+    Made once for a relation, of which it keeps arrays alone; a run allocates and
+    launches, and may be recorded.
+
+    Args:
+        graph: The relation.
+        schedule: Launch choices.
+        form: Form of the operands.
+        out_dtype: Dtype of the result.
+        positive: Keep P and p.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        form: Form,
+        out_dtype: torch.dtype,
+        positive: bool,
+    ) -> None:
+        self._shape = (graph.num_dst, form.heads, form.channels)
+        self._dtype, self._positive = out_dtype, positive
+        key = (schedule, form, out_dtype, positive, None)
+        self._rows = found(graph, ("rows", *key), RowsPass)
+
+    def run(
+        self, stream: Any, operands: Operands, scores: tuple[Tensor, ...] = ()
+    ) -> State:
+        """Run on the current device.
+
+        Args:
+            stream: The current stream.
+            operands: Operands, laid out.
+            scores: Room for the scores, ``[E, H]``, if weights are made of them.
+        """
+        state = new_state(operands.value, self._shape, self._dtype, self._positive)
+        self._rows(stream, given(operands), given(state), (), scores=scores)
+        return state
+
+
 def _forward(
     problem: Problem,
     schedule: Schedule,
@@ -171,23 +213,22 @@ def _forward(
 
     With `positive` that is also P and p, where operands are numbers.
     """
-    positive = positive and not is_vector(options)
     operands = laid_out(operands)
-    rows = graph.rows()
-    state = new_state(operands.value, rows.num_rows, problem.out_dtype, positive)
-    if state.out.numel() == 0 and not options.gives_weights:
-        return state
-    rows.work_items(schedule.chunk)  # Safe to read on this stream.
+    form, dtype = form_of(operands, options), problem.out_dtype
+    positive = positive and not is_vector(options)
+    shape = (graph.num_dst, form.heads, form.channels)
+    if 0 in shape and not options.gives_weights:
+        return new_state(operands.value, shape, dtype, positive)
+    graph.rows().work_items(schedule.chunk)  # Safe to read on this stream.
     index = operands.value.get_device()
     with device_guard(index):
-        form = form_of(operands, options)
-        key = ("rows", schedule, form, problem.out_dtype, positive, None)
-        run, stream = found(graph, key, RowsPass), current_stream(index)
+        key = ("forward", schedule, form, dtype, positive)
+        run, stream = found(graph, key, AttentionForward), current_stream(index)
         if not options.gives_weights:
-            run(stream, given(operands), given(state), ())
-            return state
-        scores = state.m.new_empty(graph.num_edges, form.heads)
-        run(stream, given(operands), given(state), (), scores=(scores,))
+            return run.run(stream, operands)
+        size = (graph.num_edges, form.heads)
+        scores = operands.value.new_empty(size, dtype=torch.float32)
+        state = run.run(stream, operands, (scores,))
         return state._replace(
             weights=edge_weights(graph, scores, state, operands.seed, options, stream)
         )

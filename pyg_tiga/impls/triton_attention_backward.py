@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from pyg_tiga.impls.attention_launch import (
     given,
     is_vector,
     laid_out,
+    operand_of,
 )
 from pyg_tiga.impls.attention_passes import ColumnsPass, PreparePass
 from pyg_tiga.impls.attention_types import (
@@ -24,8 +27,9 @@ from pyg_tiga.impls.attention_types import (
     Wanted,
 )
 from pyg_tiga.impls.base import Implementation
-from pyg_tiga.impls.edge_order import take_edges
+from pyg_tiga.impls.edge_order import EdgeOrderPass
 from pyg_tiga.impls.launch import current_stream, device_guard
+from pyg_tiga.impls.replay import free
 from pyg_tiga.impls.triton_attention import LIMITS
 from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.problem import Problem, Schedule
@@ -33,6 +37,271 @@ from pyg_tiga.relation.graph import Graph
 
 # Place of delta among the numbers that are packed for each row.
 _DELTA = 2
+
+
+class Kind(NamedTuple):
+    """What passes a backward makes, besides the form of its operands.
+
+    Args:
+        wanted: Which gradients, and how.
+        positive: Whether the state has P and p.
+        att: Dtypes of vectors: the operands are <value, att> of the same nodes, and
+            their gradients are passed on into that of the values (the first for
+            sources, the second where sources and destinations are the same nodes).
+    """
+
+    wanted: Wanted
+    positive: bool = False
+    att: tuple[torch.dtype | None, torch.dtype | None] = (None, None)
+
+
+_Vectors = tuple[Tensor | None, Tensor | None]
+
+
+class AttentionBackward:
+    """Gradients of all operands.
+
+    Made once for a relation, of which it keeps arrays alone; a run allocates and
+    launches, and may be recorded where nothing comes of weights or vectors.
+
+    Args:
+        graph: The relation.
+        schedule: Launch choices.
+        form: Form of the operands.
+        grad: Form of the result's gradient.
+        kind: What is formed.
+    """
+
+    def __init__(
+        self, graph: Graph, schedule: Schedule, form: Form, grad: Operand, kind: Kind
+    ) -> None:
+        self._form, self._kind, self._chunk = form, kind, schedule.chunk
+        self._sizes = (graph.num_dst, graph.num_src, graph.num_edges)
+        wanted, is_additive = kind.wanted, not is_vector(form.options)
+        hands_over = wanted.hands_over and not kind.positive
+        if not is_additive:
+            # Where the terms want theirs, or weights are there, they are there anyway.
+            hands_over = wanted.hands_over or wanted.term or form.has_share
+        self._hands_over = hands_over
+        has_loops = form.options.num_loops > 0
+        self._terms = (
+            wanted.term or hands_over,
+            wanted.loop_term or (hands_over and has_loops),
+        )
+        # Where the row gradient is summed later, it cannot flow into that of values.
+        late = is_additive and hands_over
+        self._att = (kind.att[0], None if late else kind.att[1])
+        self._make_passes(graph, schedule, grad, late)
+
+    def _make_passes(
+        self, graph: Graph, schedule: Schedule, grad: Operand, late: bool
+    ) -> None:
+        form, kind, heads = self._form, self._kind, self._form.heads
+        options, row = form.options, None if is_vector(form.options) else form.row
+        key = ((heads, form.channels), grad, row, options.scale, kind.positive)
+        self._prepare = found(graph, ("prepare", *key, None, None), PreparePass)
+        key = (schedule, form, grad, self._terms, self._att)
+        self._columns = found(graph, ("columns", *key), ColumnsPass)
+        self._destinations = self._sums = self._shares = None
+        if late:
+            key = (schedule, heads, options.num_loops, "columns")
+            self._sums = found(graph, ("edge_sums", *key), EdgeSumsPass)
+        elif not kind.positive:
+            key = (schedule, form, grad)
+            if self._hands_over:
+                key = (schedule, _handed(form), None)
+            self._destinations = found(graph, ("destinations", *key), DestinationsPass)
+        if form.has_share:
+            key = (schedule, heads, 0, "caller")
+            self._shares = found(graph, ("edge_sums", *key), EdgeSumsPass)
+        order = ("edge_order", heads, "columns")
+        self._to_rows = self._to_caller = None
+        if options.by_row:
+            self._to_rows = found(graph, (*order, "rows"), EdgeOrderPass)
+        elif kind.wanted.term:
+            self._to_caller = found(graph, (*order, "caller"), EdgeOrderPass)
+
+    def refresh(self, graph: Graph) -> None:
+        """Make all that is read of the relation safe to read on this stream."""
+        graph.rows().work_items(self._chunk)
+        graph.columns().work_items(self._chunk)
+        if self._hands_over:
+            graph.places()
+        if self._to_rows is not None:
+            graph.slots()
+        if self._to_caller is not None:
+            graph.reverse().ranks()
+
+    def run(
+        self,
+        stream: Any,
+        grad: Tensor,  # [N_dst, H, C]
+        operands: Operands,
+        state: State,
+        att: _Vectors = (None, None),
+    ) -> Gradients:
+        """Run on the current device.
+
+        Args:
+            stream: The current stream.
+            grad: The result's gradient.
+            operands: Operands, laid out.
+            state: What the forward gave.
+            att: The vectors.
+        """
+        if is_vector(self._form.options):
+            return self._run_vector(stream, grad, operands, state)
+        packed, grad_row = self._packed(stream, grad, operands, state)
+        if self._destinations is not None:
+            read = (grad, packed)
+            grad_row, _ = self._of_rows(stream, operands, operands, read)
+        passed = att if self._sums is None else (att[0], None)
+        made = self._of_columns(stream, grad, operands, packed, grad_row, passed)
+        if self._sums is not None:
+            grad_row = packed.new_empty((self._sizes[0], self._form.heads))
+            self._sums(stream, given((made.term, made.loop_term)), grad_row)
+            if att[1] is not None:
+                _add_outer(made.value, grad_row, att[1])
+        return self._wanted(stream, made._replace(row=grad_row))
+
+    def _run_vector(
+        self, stream: Any, grad: Tensor, operands: Operands, state: State
+    ) -> Gradients:
+        """Columns first: they leave the gradients of the scores for the rows."""
+        bare = state._replace(weights=None)
+        packed, _ = self._packed(stream, grad, operands, bare)
+        if operands.share is not None and state.weights is not None:
+            shares = packed.new_empty((self._sizes[0], self._form.heads))
+            self._shares(stream, (state.weights * operands.share,), shares)
+            packed[..., _DELTA] += shares
+        made = self._of_columns(stream, grad, operands, packed, None, (None, None))
+        if self._to_rows is not None:
+            # They are read more than once.
+            made = made._replace(term=self._to_rows(stream, made.term))
+        handed, read = operands, (grad, packed)
+        if self._hands_over:
+            handed, read = _with_handed(operands, made, self._form.options), ()
+        row, param = self._of_rows(stream, operands, handed, read)
+        return self._wanted(stream, made._replace(row=row, param=param))
+
+    def _wanted(self, stream: Any, made: Gradients) -> Gradients:
+        """Without gradients of terms that nobody wants, and where the terms stand."""
+        wanted = self._kind.wanted
+        term = made.term if wanted.term else None
+        if self._to_caller is not None:
+            term = self._to_caller(stream, term)
+        loop_term = made.loop_term if wanted.loop_term else None
+        return made._replace(term=term, loop_term=loop_term)
+
+    def _packed(
+        self, stream: Any, grad: Tensor, operands: Operands, state: State
+    ) -> tuple[Tensor, Tensor | None]:
+        """What passes read of each row and, with P and p, the gradient by row."""
+        shape = (self._sizes[0], self._form.heads)
+        packed = grad.new_empty((*shape, 4), dtype=torch.float32)
+        grad_row = None
+        if self._kind.positive:
+            grad_row = grad.new_empty(shape, dtype=torch.float32)
+        row = None if is_vector(self._form.options) else operands.row
+        self._prepare.launch(
+            stream, grad, *given(state), *given((packed, row, grad_row))
+        )
+        free(*given(state))
+        return packed, grad_row
+
+    def _of_columns(
+        self,
+        stream: Any,
+        grad: Tensor,
+        operands: Operands,
+        packed: Tensor,
+        grad_row: Tensor | None,
+        att: _Vectors,
+    ) -> Gradients:
+        form, (_, num_src, num_edges) = self._form, self._sizes
+        made = new_gradients(operands, form, (num_src, num_edges), self._terms)
+        used = att if att[1] is None else (*att, grad_row)
+        self._columns(
+            stream,
+            given(operands),
+            (grad, packed),
+            given((made.value, made.col)),
+            given((made.term, made.loop_term)),
+            given(used),
+        )
+        return made
+
+    def _of_rows(
+        self,
+        stream: Any,
+        operands: Operands,
+        walked: Operands,
+        read: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Gradients of the destinations' operand and of the score's parameter.
+
+        Reads the result's gradient and what was packed or, without these, gradients of
+        scores in place of the terms.
+        """
+        form = self._form
+        out = _new_like(operands.row, form, form.row, self._sizes[0])
+        return out, self._destinations(stream, given(walked), read, out)
+
+
+def _handed(form: Form) -> Form:
+    """Operands with gradients of scores in place of the terms."""
+    return form._replace(
+        term=torch.float32,
+        loop_term=torch.float32 if form.options.num_loops > 0 else None,
+        is_masked=False,
+        options=form.options._replace(dropout=0.0),
+        has_share=False,
+    )
+
+
+def _with_handed(operands: Operands, made: Gradients, options: Options) -> Operands:
+    return operands._replace(
+        term=made.term,
+        loop_term=made.loop_term if options.num_loops > 0 else None,
+        mask=None,
+        seed=None,
+        share=None,
+    )
+
+
+def _new_like(x: Tensor, form: Form, operand: Operand, num_nodes: int) -> Tensor:
+    """Room for the gradient of a node operand."""
+    if is_vector(form.options):
+        shape = (num_nodes, form.heads, form.width)
+        return x.new_empty(shape, dtype=operand.dtype)
+    return x.new_empty((num_nodes, form.heads), dtype=torch.float32)
+
+
+def new_gradients(
+    operands: Operands, form: Form, sizes: tuple[int, int], terms: tuple[bool, bool]
+) -> Gradients:
+    """Room for the gradients of sources and of terms.
+
+    Args:
+        operands: Operands, laid out.
+        form: Their form.
+        sizes: N_src and E.
+        terms: Which of those of edges and loops.
+    """
+    value, (num_src, num_edges) = operands.value, sizes
+    term = loop_term = None
+    if terms[0]:
+        term = value.new_empty((num_edges, form.heads), dtype=torch.float32)
+    if terms[1]:
+        shape = (form.options.num_loops, form.heads)
+        loop_term = value.new_empty(shape, dtype=torch.float32)
+    return Gradients(
+        value.new_empty((num_src, form.heads, form.channels)),
+        None,
+        None if form.shared else _new_like(operands.col, form, form.col, num_src),
+        term,
+        loop_term,
+    )
 
 
 def _backward(
@@ -44,238 +313,44 @@ def _backward(
     options: Options,
     state: State,
     wanted: Wanted,
-    att: tuple[Tensor | None, Tensor | None] = (None, None),
+    att: _Vectors = (None, None),
 ) -> Gradients:
-    """Gradients of all operands.
-
-    With `att`, the operands are <value, att> of the same nodes, and their gradients are
-    passed on into that of the values (the first for sources, the second where sources
-    and destinations are the same nodes).
-    """
+    """Gradients of all operands, by vectors of :class:`Kind` if there are any."""
     operands = laid_out(operands)
+    form, wants = form_of(operands, options), (wanted.term, wanted.loop_term)
+    if 0 in (grad.numel(), operands.value.numel()):
+        return _zeros(graph, operands, form, wants)
     grad = grad if grad.stride(2) == 1 or grad.size(2) == 1 else grad.contiguous()
-    index = grad.get_device()
+    att = tuple([None if v is None else v.contiguous() for v in att])
+    kind = Kind(
+        wanted,
+        state.positive is not None,
+        tuple([None if v is None else v.dtype for v in att]),
+    )
+    cotangent, index = operand_of(grad), grad.get_device()
     with device_guard(index):
-        call = _Call(graph, schedule, grad, operands, options, current_stream(index))
-        return call.run(state, wanted, att)
+        key = ("backward", schedule, form, cotangent, kind)
+        run = found(graph, key, AttentionBackward)
+        run.refresh(graph)
+        return run.run(current_stream(index), grad, operands, state, att)
 
 
-class _Call:
-    """One backward: what its passes have in common."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        schedule: Schedule,
-        grad: Tensor,
-        operands: Operands,
-        options: Options,
-        stream: int,
-    ) -> None:
-        self._graph, self._schedule, self._grad = graph, schedule, grad
-        self._operands, self._given = operands, given(operands)
-        self._form: Form = form_of(operands, options)
-        self._cotangent = Operand(grad.dtype, grad.stride(0), grad.stride(1))
-        self._stream = stream
-        # Safe to read on this stream, whatever the passes found there already.
-        graph.rows().work_items(schedule.chunk)
-        graph.columns().work_items(schedule.chunk)
-
-    def run(
-        self,
-        state: State,
-        wanted: Wanted,
-        att: tuple[Tensor | None, Tensor | None],
-    ) -> Gradients:
-        if self._grad.numel() == 0 or self._operands.value.numel() == 0:
-            return self._zeros(wanted)
-        if is_vector(self._form.options):
-            return self._run_vector(state, wanted)
-        packed, grad_row = self._prepare(state)
-        hands_over = wanted.hands_over and grad_row is None
-        if grad_row is None and not hands_over:
-            grad_row, _ = self._destinations(self._given, (self._grad, packed))
-        # Where the row gradient is summed later, it cannot flow into that of values.
-        passed = att if grad_row is not None else (att[0], None)
-        has_loops = self._form.options.num_loops > 0
-        terms = (
-            wanted.term or hands_over,
-            wanted.loop_term or (hands_over and has_loops),
-        )
-        found = self._columns(packed, grad_row, terms, passed)
-        if hands_over:
-            grad_row = self._edge_sums(found)
-            if att[1] is not None:
-                _add_outer(found.value, grad_row, att[1])
-        return found._replace(
-            row=grad_row,
-            term=_to_caller(self._graph, found.term) if wanted.term else None,
-            loop_term=found.loop_term if wanted.loop_term else None,
-        )
-
-    def _run_vector(self, state: State, wanted: Wanted) -> Gradients:
-        """Columns first: they leave the gradients of the scores for the rows."""
-        packed, _ = self._prepare(state._replace(weights=None))
-        share = self._operands.share
-        if share is not None and state.weights is not None:
-            packed[..., _DELTA] += self._shares(state.weights, share)
-        # Where the terms want theirs, or weights are there, they are there anyway.
-        hands_over = wanted.hands_over or wanted.term or share is not None
-        has_loops = self._form.options.num_loops > 0
-        terms = (hands_over, wanted.loop_term or (hands_over and has_loops))
-        made = self._columns(packed, None, terms, (None, None))
-        if self._form.options.by_row:
-            # They are read more than once.
-            made = made._replace(term=take_edges(made.term, self._graph.places()))
-        if hands_over:
-            operands = self._operands._replace(
-                term=made.term,
-                loop_term=made.loop_term if has_loops else None,
-                mask=None,
-                seed=None,
-                share=None,
-            )
-            row, param = self._destinations(given(operands), ())
-        else:
-            row, param = self._destinations(self._given, (self._grad, packed))
-        return made._replace(
-            row=row,
-            term=self._terms(made.term) if wanted.term else None,
-            loop_term=made.loop_term if wanted.loop_term else None,
-            param=param,
-        )
-
-    def _terms(self, term: Tensor) -> Tensor:
-        """Gradients of terms where the terms stand."""
-        return term if self._form.options.by_row else _to_caller(self._graph, term)
-
-    def _zeros(self, wanted: Wanted) -> Gradients:
-        """Gradients where nothing depends on any operand."""
-        made = self._new_gradients((wanted.term, wanted.loop_term))
-        param = self._operands.param
-        made = made._replace(
-            row=self._new_like(self._operands.row),
-            param=None if param is None else param.new_empty(param.shape).float(),
-        )
-        return Gradients(*[None if x is None else x.zero_() for x in made])
-
-    def _new_like(self, operand: Tensor) -> Tensor:
-        """Room for the gradient of a node operand."""
-        dtype = operand.dtype if operand.dim() == 3 else torch.float32
-        return operand.new_empty(operand.shape, dtype=dtype)
-
-    def _new_gradients(self, terms: tuple[bool, bool]) -> Gradients:
-        """Room for the gradients of sources and of terms."""
-        form, operands = self._form, self._operands
-        value, size = operands.value, (self._graph.num_edges, form.heads)
-        return Gradients(
-            value.new_empty(value.shape),
-            None,
-            None if form.shared else self._new_like(operands.col),
-            value.new_empty(size, dtype=torch.float32) if terms[0] else None,
-            # Loops of columns that have no channels are not written.
-            value.new_zeros(form.options.num_loops, form.heads, dtype=torch.float32)
-            if terms[1]
-            else None,
-        )
-
-    def _prepare(self, state: State) -> tuple[Tensor, Tensor | None]:
-        grad, form, positive = self._grad, self._form, state.positive is not None
-        shape = (grad.size(0), form.heads)
-        packed = grad.new_empty(*shape, 4, dtype=torch.float32)
-        grad_row = grad.new_empty(shape, dtype=torch.float32) if positive else None
-        if packed.numel():
-            dims = (form.heads, form.channels)
-            row = None if is_vector(form.options) else form.row
-            slope = form.options.scale
-            key = (dims, self._cotangent, row, slope, positive, None, None)
-            run = found(self._graph, ("prepare", *key), PreparePass)
-            rest = given((packed, row and self._operands.row, grad_row))
-            run.launch(self._stream, grad, *given(state), *rest)
-        return packed, grad_row
-
-    def _columns(
-        self,
-        packed: Tensor,
-        grad_row: Tensor | None,
-        terms: tuple[bool, bool],
-        att: tuple[Tensor | None, Tensor | None],
-    ) -> Gradients:
-        graph, form = self._graph, self._form
-        made = self._new_gradients(terms)
-        att = tuple(None if v is None else v.contiguous() for v in att)
-        vectors = tuple(None if v is None else v.dtype for v in att)
-        key = (self._schedule, form, self._cotangent, terms, vectors)
-        run = found(graph, ("columns", *key), ColumnsPass)
-        if form.options.by_row:
-            graph.slots()  # Safe to read on this stream.
-        used = att if att[1] is None else (*att, grad_row)
-        run(
-            self._stream,
-            self._given,
-            (self._grad, packed),
-            given((made.value, made.col)),
-            given((made.term, made.loop_term)),
-            given(used),
-        )
-        return made
-
-    def _shares(self, weights: Tensor, share: Tensor) -> Tensor:
-        """What the weights' own gradients add to delta, ``[N_dst, H]``."""
-        graph, shape = self._graph, (self._graph.num_dst, self._form.heads)
-        out = weights.new_empty(shape)
-        if out.numel():
-            key = (self._schedule, shape[1], 0, "caller")
-            run = found(graph, ("edge_sums", *key), EdgeSumsPass)
-            run(self._stream, (weights * share,), out)
-        return out
-
-    def _edge_sums(self, made: Gradients) -> Tensor:
-        num_rows, heads = self._graph.num_dst, self._form.heads
-        out = made.term.new_empty(num_rows, heads)
-        if out.numel():
-            loops = self._form.options.num_loops
-            self._graph.places()  # Safe to read on this stream.
-            key = (self._schedule, heads, loops, "columns")
-            run = found(self._graph, ("edge_sums", *key), EdgeSumsPass)
-            terms = (made.term, made.loop_term) if loops > 0 else (made.term,)
-            run(self._stream, terms, out)
-        return out
-
-    def _destinations(
-        self, operands: tuple[Tensor, ...], read: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the destinations' operand and of the score's parameter.
-
-        Reads the result's gradient and what was packed or, without these, gradients of
-        scores in place of the terms.
-        """
-        form, out = self._form, self._new_like(self._operands.row)
-        if not read:
-            if not form.options.by_row:
-                self._graph.places()  # Safe to read on this stream.
-            loop_term = torch.float32 if form.options.num_loops > 0 else None
-            options = form.options._replace(dropout=0.0)
-            form = form._replace(
-                term=torch.float32,
-                loop_term=loop_term,
-                is_masked=False,
-                options=options,
-                has_share=False,
-            )
-        key = (self._schedule, form, self._cotangent if read else None)
-        run = found(self._graph, ("destinations", *key), DestinationsPass)
-        return out, run(self._stream, operands, read, out)
+def _zeros(
+    graph: Graph, operands: Operands, form: Form, terms: tuple[bool, bool]
+) -> Gradients:
+    """Gradients where nothing depends on any operand."""
+    made = new_gradients(operands, form, (graph.num_src, graph.num_edges), terms)
+    param = operands.param
+    made = made._replace(
+        row=_new_like(operands.row, form, form.row, graph.num_dst),
+        param=None if param is None else param.new_empty(param.shape).float(),
+    )
+    return Gradients(*[None if x is None else x.zero_() for x in made])
 
 
 def _add_outer(value: Tensor, scale: Tensor, att: Tensor) -> None:
     """Add scale[n, h] att[h, c] to values [N, H, C] in place."""
     value.addcmul_(scale.unsqueeze(2).to(value.dtype), att.to(value.dtype))
-
-
-def _to_caller(graph: Graph, term: Tensor) -> Tensor:
-    """Edge values from the order of the columns into the caller's."""
-    return take_edges(term, graph.reverse().ranks())
 
 
 ATTENTION_BACKWARD = Implementation(

@@ -86,8 +86,9 @@ inline bool have_tangents(const std::vector<at::Tensor>& tensors) {
 }
 
 // What steps of a backward are recorded for: a stream that waited for the graph, the
-// stride of the gradient's rows, the gradients that are wanted, and what is kept.
-using Key = std::tuple<c10::StreamId, int64_t, std::vector<bool>, std::vector<bool>>;
+// gradient's strides, the gradients that are wanted, and what is kept.
+using Key = std::tuple<c10::StreamId, std::vector<int64_t>, std::vector<bool>,
+                       std::vector<bool>>;
 
 // What gradients of an input read, as places among the inputs and all results but the
 // first.
@@ -182,11 +183,11 @@ class FormulaBackward : public Node {
     const auto stream = guard.getStream(grad.device());
     // Either way the gradients have to be differentiable.
     const bool again = at::GradMode::is_enabled() || torch::autograd::isFwGradDefined(grad);
-    const bool usual = !edited && !again && grad.dim() == 2 && grad.stride(1) == 1 &&
+    const bool usual = !edited && !again && grad.dim() >= 2 && grad.stride(-1) == 1 &&
                        stream == at_ && are_plain(tensors);
     std::vector<bool> there;
     for (const auto& tensor : tensors) there.push_back(tensor.defined());
-    const Key key{stream.id(), usual ? grad.stride(0) : 0, needs, there};
+    const Key key{stream.id(), grad.strides().vec(), needs, there};
     grad.reset();
     if (usual) {
       const auto steps = formula_->find(key);

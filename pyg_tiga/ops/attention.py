@@ -1,6 +1,6 @@
-"""Edge attention with additive scores: the eager road.
+"""What all roads of edge attention share: calls, their plans, and plain formulas.
 
-The forward keeps (m, l) of each softmax and, depending on the objective and on which
+A forward keeps (m, l) of each softmax and, depending on the objective and on which
 gradients are wanted, also P and p (`State`): decided here, before anything runs.
 """
 
@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls import scatter_attention
 from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
-from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import find_plan, remember_plan
-from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.planner import Plan
 from pyg_tiga.relation.graph import Graph
 
@@ -32,6 +31,37 @@ class Call(NamedTuple):
     objective: str
 
 
+class Inputs(NamedTuple):
+    """What a call can be differentiated by.
+
+    Args:
+        value: Values of the sources, ``[N_src, H, C]``.
+        row: Operand of the destinations: ``[N_dst, H]`` of the additive score, else
+            vectors ``[N_dst, H, K]``.
+        col: Operand of the sources, likewise; None where it is the values.
+        param: GATv2's ``att``, ``[H, K]``.
+        term: Added to the scores of edges, ``[E, H]``.
+        loop_term: Added to those of loops, ``[num_loops, H]``.
+    """
+
+    value: Tensor
+    row: Tensor
+    col: Tensor | None
+    param: Tensor | None
+    term: Tensor | None
+    loop_term: Tensor | None
+
+    def operands(self, mask: Tensor | None, seed: Tensor | None) -> Operands:
+        """As implementations take them."""
+        col = self.value if self.col is None else self.col
+        terms = (self.term, self.loop_term)
+        return Operands(self.value, self.row, col, *terms, mask, seed, self.param)
+
+    def out_dtype(self) -> torch.dtype:
+        """That of the result."""
+        return reference.promoted(*self)
+
+
 def attention_plan(op: str, call: Call, value: Tensor, out_dtype: torch.dtype) -> Plan:
     """The plan of a forward or a backward."""
     heads, channels = value.size(1), value.size(2)
@@ -42,14 +72,12 @@ def attention_plan(op: str, call: Call, value: Tensor, out_dtype: torch.dtype) -
 
 
 def forward(
-    call: Call,
-    operands: Operands,
-    out_dtype: torch.dtype,
-    positive: bool,
+    call: Call, inputs: Inputs, out_dtype: torch.dtype, positive: bool = False
 ) -> State:
     """Run the forward; with `positive` it keeps P and p for the backward."""
-    plan = attention_plan("edge_attention", call, operands.value, out_dtype)
+    plan = attention_plan("edge_attention", call, inputs.value, out_dtype)
     remember_plan(plan)
+    operands = inputs.operands(call.mask, call.seed)
     return plan.run(call.graph, operands, call.options, positive)
 
 
@@ -60,61 +88,6 @@ def keeps_positive(call: Call, wants_terms: bool) -> bool:
     of E H values. The latter is there anyway where gradients of terms are wanted.
     """
     return call.objective != "memory" and not wants_terms
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: Tensor,
-        alpha_src: Tensor,
-        alpha_dst: Tensor,
-        term: Tensor | None,
-        loop_term: Tensor | None,
-        call: Call,
-        out_dtype: torch.dtype,
-    ) -> Tensor:
-        operands = Operands(
-            value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
-        )
-        needs = ctx.needs_input_grad
-        # The gradient of the values reads weights alone.
-        reads_value = any(needs[1:5])
-        positive = reads_value and keeps_positive(call, needs[3] or needs[4])
-        state = forward(call, operands, out_dtype, positive)
-        ctx.call, ctx.value_like = call, like(value)
-        scores = (alpha_src, alpha_dst, term, loop_term)
-        kept = (value, *scores, *state)
-        if not reads_value:
-            kept = (None, *scores, None, *state[1:])
-        ctx.save_for_backward(*kept)
-        return state.out
-
-    @staticmethod
-    @batchable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved, call, needs = ctx.saved_tensors, ctx.call, ctx.needs_input_grad
-        value = present(saved[0], ctx.value_like)
-        inputs = (value, *saved[1:5])
-        state = State(present(saved[5], like(grad)), *saved[6:])
-        if torch.is_grad_enabled():
-            return (*_twice(call, inputs, grad, needs), None, None)
-        _, alpha_src, alpha_dst, term, loop_term = inputs
-        operands = Operands(
-            value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
-        )
-        plan = attention_plan("edge_attention_backward", call, value, grad.dtype)
-        wanted = Wanted(needs[3], needs[4], call.objective != "memory")
-        found = plan.run(call.graph, grad, operands, call.options, state, wanted)
-        return (
-            found.value,
-            cast(found.col, alpha_src),
-            cast(found.row, alpha_dst),
-            cast(found.term, term),
-            cast(found.loop_term, loop_term),
-            None,
-            None,
-        )
 
 
 Like = tuple[torch.Size, torch.dtype, torch.device]
@@ -142,59 +115,69 @@ def cast(grad: Tensor | None, operand: Tensor) -> Tensor | None:
     return grad.to(operand.dtype)
 
 
-def additive(
+def gradients(
     call: Call,
-    value: Tensor,  # [N_src, H, C]
-    alpha_src: Tensor,  # [N_src, H]
-    alpha_dst: Tensor,  # [N_dst, H]
-    term: Tensor | None,
-    loop_term: Tensor | None,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    """Additive edge attention, differentiable."""
-    inputs = (value, alpha_src, alpha_dst, term, loop_term)
-    if wants_grad(*inputs):
-        return apply_function(_Attention, *inputs, call, out_dtype)
-    operands = Operands(
-        value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
+    inputs: Inputs,
+    grad: Tensor,
+    state: State,
+    wanted: Wanted,
+    share: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the inputs, each in its dtype; None where there is none.
+
+    `share` is the gradient of the weights, where these are a result. A state without
+    weights then has a result in which they are used already.
+    """
+    if share is not None:
+        share = share.contiguous()
+    operands = inputs.operands(call.mask, call.seed)._replace(share=share)
+    plan = attention_plan("edge_attention_backward", call, inputs.value, grad.dtype)
+    found = plan.run(call.graph, grad, operands, call.options, state, wanted)
+    parts = (found.row, found.col, found.param, found.term, found.loop_term)
+    return (
+        found.value,
+        *(cast(x, of) for x, of in zip(parts, inputs[1:], strict=True)),
     )
-    return forward(call, operands, out_dtype, positive=False).out
 
 
-def gat_scores(
-    num_dst: int,
-    x_src: Tensor,
-    x_dst: Tensor | None,
-    att_src: Tensor,
-    att_dst: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """<x, att> of sources and destinations, as PyG computes them."""
-    alpha_src = (x_src * att_src).sum(-1)
-    if x_dst is None or att_dst is None:
-        return alpha_src, alpha_src.new_zeros(num_dst, alpha_src.size(1))
-    return alpha_src, (x_dst * att_dst).sum(-1)
-
-
-def by_reference(call: Call, inputs: tuple[Any, ...]) -> Tensor:
-    """The plain formula, which can be differentiated and transformed at will.
+def gat_inputs(
+    call: Call,
+    nodes: tuple[Tensor, Tensor | None, Tensor, Tensor | None],
+    terms: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Inputs:
+    """Inputs of GAT's attention: scores are <x, att>, as PyG computes them.
 
     Args:
         call: The call.
-        inputs: Values, source and destination scores, edge and loop terms.
+        nodes: Sources and destinations, and the vectors of their scores.
+        terms: Of edges and loops.
     """
-    value, alpha_src, alpha_dst, term, loop_term = inputs
-    operands = Operands(
-        value, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
-    )
+    x_src, x_dst, att_src, att_dst = nodes
+    col = (x_src * att_src).sum(-1)
+    if x_dst is None or att_dst is None:
+        row = col.new_zeros(call.graph.num_dst, col.size(1))
+    else:
+        row = (x_dst * att_dst).sum(-1)
+    return Inputs(x_src, row, col, None, *terms)
+
+
+def by_reference(call: Call, inputs: Inputs) -> Tensor:
+    """The plain formula, which can be differentiated and transformed at will."""
+    operands = inputs.operands(call.mask, call.seed)
     return scatter_attention.by_reference(call.graph, operands, call.options)[0]
 
 
-def _twice(
-    call: Call, inputs: tuple[Any, ...], grad: Tensor, needs: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, by the reference."""
-    inputs = aliased(inputs)
-    return differentiate(by_reference(call, inputs), inputs, grad, needs)
+def weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Weights of edges ``[E, H]`` and loops ``[L, H]``, by the plain formula.
+
+    They take part in no sum over features: what they cost is what they return.
+
+    Args:
+        call: The call.
+        inputs: Its inputs; of the values only GATv2's, its vectors, are read.
+    """
+    operands = inputs.operands(call.mask, call.seed)
+    return scatter_attention.weights(call.graph, operands, call.options)
 
 
 def aliased(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,8 +17,9 @@ from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls import scatter_attention
 from pyg_tiga.impls.attention_types import Operands, Options, State, Wanted
 from pyg_tiga.ops import attention
+from pyg_tiga.ops.attention import Call, Inputs
 from pyg_tiga.ops.eager import wants_grad
-from pyg_tiga.ops.library import Handle, define
+from pyg_tiga.ops.library import define
 from pyg_tiga.relation.graph import Graph
 
 
@@ -31,10 +32,10 @@ def _call(
     num_loops: int,
     dropout: float,
     objective: str,
-) -> attention.Call:
+) -> Call:
     graph = Graph.from_handle(index, *relation)
     options = Options(slope, num_loops, dropout)
-    return attention.Call(graph, options, mask, seed, objective)
+    return Call(graph, options, mask, seed, objective)
 
 
 def _forward(
@@ -72,7 +73,7 @@ def _forward(
 
 
 def _positive_sums(
-    call: attention.Call, operands: Operands, m: Tensor, total: Tensor
+    call: Call, operands: Operands, m: Tensor, total: Tensor
 ) -> tuple[Tensor, Tensor]:
     """P and p of `State`, where the implementation that ran has no use for them.
 
@@ -230,22 +231,21 @@ def _vjp(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
 forward_op.register_autograd(_vjp, setup_context=_setup)
 
 
-def additive(
-    relation: Handle,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    mask: Tensor | None,
-    seed: Tensor | None,
-    options: Options,
-    objective: str,
-) -> Tensor:
-    """Additive edge attention as one node of a compiled graph."""
-    call = attention.Call(relation, options, mask, seed, objective)
+def additive(call: Call, inputs: Inputs) -> Tensor:
+    """Additive edge attention as one node of a compiled graph.
+
+    Args:
+        call: The call, of which the graph is a `Handle`.
+        inputs: Its inputs.
+    """
+    value, row, col, _, term, loop_term = inputs
+    terms, options = (term, loop_term), call.options
     positive = _may_differentiate(inputs) and attention.keeps_positive(
-        call, wants_grad(*inputs[3:])
+        call, wants_grad(*terms)
     )
-    numbers = (options.scale, options.num_loops, options.dropout, objective)
-    args = (*relation.args(), *inputs, mask, seed, *numbers, positive)
-    return forward_op(*args)[0]
+    numbers = (options.scale, options.num_loops, options.dropout, call.objective)
+    tensors = (value, col, row, *terms, call.mask, call.seed)
+    return forward_op(*call.graph.args(), *tensors, *numbers, positive)[0]
 
 
 def _may_differentiate(inputs: tuple[Tensor | None, ...]) -> bool:

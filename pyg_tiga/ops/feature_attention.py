@@ -23,13 +23,12 @@ from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls.attention_types import State, Wanted
 from pyg_tiga.impls.edge_order import take_edges
 from pyg_tiga.impls.triton_edge_features import multiply
-from pyg_tiga.ops import attention, transformed, vector_attention, vector_library
-from pyg_tiga.ops.attention import Call
+from pyg_tiga.ops import attention, edge_attention, transformed, vector_library
+from pyg_tiga.ops.attention import Call, Inputs
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.ops.edge_features import product
 from pyg_tiga.ops.library import Handle
-from pyg_tiga.ops.vector_attention import Inputs
 
 _multiply = partial(multiply, by_row=True)
 # So many heads may share one product over the nodes, of which each uses its own block.
@@ -102,9 +101,9 @@ def _both(call: Call, inputs: Inputs, dtype: torch.dtype) -> tuple[Tensor, Tenso
     if isinstance(call.graph, Handle):
         return vector_library.attend_with_weights(call, inputs, dtype)
     if transformed.is_active(*inputs):
-        out = vector_attention.by_reference(call, inputs)
-        return out.to(dtype), vector_attention.weights(call, inputs)[0]
-    return vector_attention.with_weights(call, inputs, dtype)
+        out = attention.by_reference(call, inputs)
+        return out.to(dtype), attention.weights(call, inputs)[0]
+    return edge_attention.with_weights(call, inputs, dtype)
 
 
 def _of_live_edges(call: Call, attr: Tensor) -> Tensor:
@@ -140,9 +139,9 @@ def _forward(call: Call, inputs: Inputs, features: Features) -> _Kept:
     vectors = _projected(inputs.row, proj * scale)
     term = _multiply(graph, "feature_dots", real, vectors, attr)
     if inputs.term is not None:
-        term += take_edges(inputs.term.contiguous(), graph.rows().perm)
+        term += take_edges(graph, inputs.term.contiguous(), "caller", "rows")
     made = _by_rows(call, gives_weights=True)
-    state = vector_attention.forward(made, inputs._replace(term=term), dtype)
+    state = attention.forward(made, inputs._replace(term=term), dtype)
     sums = _multiply(graph, "feature_sums", dtype, state.weights, attr)
     _add_projected(state.out, sums, proj.transpose(1, 2))
     return _Kept(state.out, state.m, state.total, state.weights, term, sums)
@@ -216,7 +215,7 @@ def _gradients(
     wanted = Wanted(True, needs[5])
     scored = inputs._replace(term=kept.term)
     given = (_by_rows(call), scored, grad, state, wanted, share)
-    value, row, col, _, of_scores, loop_term = vector_attention.gradients(*given)
+    value, row, col, _, of_scores, loop_term = attention.gradients(*given)
     sums = _multiply(graph, "feature_sums", dtype, of_scores, attr)
     of_attr = of_proj = None
     if needs[6]:
@@ -232,7 +231,7 @@ def _gradients(
         _add_projected(row, sums, (proj * scale).transpose(1, 2))
     term = None
     if needs[4]:
-        of_term = take_edges(of_scores, graph.ranks())
+        of_term = take_edges(graph, of_scores, "rows", "caller")
         term = attention.cast(of_term, inputs.term)
     return value, row, col, None, term, loop_term, of_attr, of_proj
 

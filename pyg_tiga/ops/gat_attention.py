@@ -11,18 +11,19 @@ from pyg_tiga.impls import triton_attention_backward, triton_nodes
 from pyg_tiga.impls.attention_types import Operands, State, Wanted
 from pyg_tiga.ops.attention import (
     Call,
-    additive,
+    Inputs,
     aliased,
     attention_plan,
     by_reference,
     cast,
     differentiate,
     forward,
-    gat_scores,
+    gat_inputs,
     keeps_positive,
 )
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import apply_function, wants_grad
+from pyg_tiga.ops.edge_attention import attend
 from pyg_tiga.ops.keeping import Reads, anchor_of, kept_of
 
 
@@ -66,12 +67,10 @@ class _GatAttention(torch.autograd.Function):
     ) -> Tensor:
         same = x_dst is not None and x_dst is x_src
         alpha_src, alpha_dst = _node_scores(call, x_src, x_dst, att_src, att_dst, same)
-        operands = Operands(
-            x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
-        )
+        inputs = Inputs(x_src, alpha_dst, alpha_src, None, term, loop_term)
         needs = ctx.needs_input_grad
         positive = any(needs) and keeps_positive(call, needs[4] or needs[5])
-        state = forward(call, operands, out_dtype, positive)
+        state = forward(call, inputs, out_dtype, positive)
         ctx.call, ctx.same, ctx.anchors = call, same, anchors
         ctx.dtypes = [x if x is None else x.dtype for x in (x_dst, att_src, att_dst)]
         nodes = (x_src, x_dst, att_src, att_dst)
@@ -144,10 +143,11 @@ def _gat_twice(
     alpha_src = apply_function(_Scored, x_src, att_src, kept.alpha_src)
     alpha_dst = apply_function(_Scored, x_dst, att_dst, kept.alpha_dst)
     # Gradients stop there, though one was computed from another.
-    inputs = aliased((x_src, alpha_src, alpha_dst, kept.term, kept.loop_term))
+    terms = (kept.term, kept.loop_term)
+    inputs = Inputs(*aliased((x_src, alpha_dst, alpha_src, None, *terms)))
     wanted = tuple(x is not None and x.requires_grad for x in inputs)
     out = by_reference(ctx.call, inputs)
-    of_value, of_src, of_dst, *terms = differentiate(out, inputs, grad, wanted)
+    of_value, of_dst, of_src, _, *terms = differentiate(out, inputs, grad, wanted)
     grad_src = of_value
     if needs[0]:
         grad_src = of_value + _of_nodes(of_src, att_src, x_src.dtype)
@@ -214,8 +214,9 @@ def gat(
         nodes = (x_src, x_dst, att_src, att_dst)
         made = (call, out_dtype, _anchors_of(*nodes))
         return apply_function(_GatAttention, *nodes, term, loop_term, *made)
-    alphas = gat_scores(call.graph.num_dst, x_src, x_dst, att_src, att_dst)
-    return additive(call, x_src, *alphas, term, loop_term, out_dtype)
+    nodes = (x_src, x_dst, att_src, att_dst)
+    inputs = gat_inputs(call, nodes, (term, loop_term))
+    return attend(call, inputs, out_dtype)
 
 
 def _anchors_of(

@@ -323,9 +323,9 @@ def _attended(
 ) -> Tensor:
     """The layer behind its projection and before its bias, by the plain formula."""
     values = values.view(-1, layer.heads, layer.channels)
-    alphas = attention.gat_scores(graph.num_dst, values, values, att_src, att_dst)
     call = attention.Call(graph, layer.options, None, seed, "time")
-    out = attention.by_reference(call, (values, *alphas, None, None))
+    inputs = attention.gat_inputs(call, (values, values, att_src, att_dst))
+    out = attention.by_reference(call, inputs)
     return out.reshape(-1, layer.heads * layer.channels)
 
 

@@ -71,8 +71,8 @@ def make_formula(
     Returns:
         None as long as the forward is not recorded.
     """
-    module = native.compiled()
-    if forward.steps is None or module is None:
+    module = None if forward.steps is None else native.compiled()
+    if module is None:
         return None
 
     def otherwise(

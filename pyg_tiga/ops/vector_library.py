@@ -14,11 +14,10 @@ from torch import Tensor
 
 from pyg_tiga import reference_attention as reference
 from pyg_tiga.impls.attention_types import Options, State, Wanted
-from pyg_tiga.ops import attention, vector_attention
-from pyg_tiga.ops.attention import Call
+from pyg_tiga.ops import attention
+from pyg_tiga.ops.attention import Call, Inputs
 from pyg_tiga.ops.attention_library import state_dtype
 from pyg_tiga.ops.library import define
-from pyg_tiga.ops.vector_attention import Inputs
 from pyg_tiga.ops.weights_library import gradients_of
 from pyg_tiga.relation.graph import Graph
 
@@ -84,7 +83,7 @@ def _backward(
     inputs = Inputs(value, row, col, param, term, loop_term)
     wanted = Wanted(wants_term, wants_loop_term, objective != "memory")
     kept = State(*state[:3], None, None, state[3])
-    found = vector_attention.gradients(call, inputs, grad, kept, wanted, share)
+    found = attention.gradients(call, inputs, grad, kept, wanted, share)
     if found[2] is None and col is not None:
         # One tensor came twice, and the values' gradient is that of both.
         found = (*found[:2], torch.zeros_like(col), *found[3:])
@@ -171,7 +170,7 @@ forward_op.register_autograd(_vjp, setup_context=_setup)
 
 
 def attend(call: Call, inputs: Inputs) -> Tensor:
-    """:func:`vector_attention.vector_attention` as one node of a compiled graph.
+    """:func:`edge_attention.attend` as one node of a compiled graph.
 
     Args:
         call: The call, of which the graph is a `Handle`.
@@ -183,7 +182,7 @@ def attend(call: Call, inputs: Inputs) -> Tensor:
 def attend_with_weights(
     call: Call, inputs: Inputs, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """:func:`vector_attention.with_weights`, likewise."""
+    """:func:`edge_attention.with_weights`, likewise."""
     out, _, _, weights = _attend(call, inputs, True, out_dtype)
     return out, weights
 
@@ -221,7 +220,7 @@ def _weights(
     options = Options(scale, num_loops, dropout, score)
     call = Call(graph, options, mask, seed, "time")
     inputs = Inputs(col, row, None, param, term, loop_term)
-    weights, loops = vector_attention.weights(call, inputs)
+    weights, loops = attention.weights(call, inputs)
     return weights.clone(), loops.clone()
 
 
@@ -306,7 +305,7 @@ weights_op.register_autograd(_weights_vjp, setup_context=_weights_setup)
 
 
 def attention_weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """:func:`vector_attention.weights`, likewise."""
+    """:func:`attention.weights`, likewise."""
     col = inputs.value if inputs.col is None else inputs.col
     given = (inputs.row, col, *inputs[3:], call.mask, call.seed)
     return weights_op(*call.graph.args(), *given, *_numbers(call))

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from pyg_tiga import functional
 from pyg_tiga.impls import launch
-from pyg_tiga.impls.replay import Recorded, Replay
 from pyg_tiga.native import build
-from pyg_tiga.nn import GATConv, SAGEConv
+from pyg_tiga.nn import GATConv, GATv2Conv, SAGEConv, TransformerConv
 from pyg_tiga.ops import gat_layer
+from tests.native.conftest import Noted
 
 pytestmark = pytest.mark.gpu
 
@@ -28,40 +28,15 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "gat": lambda: GATConv(64, 32, heads=4),
     "gat, dropout": lambda: GATConv(64, 8, heads=8, dropout=0.5),
     "gat, one head": lambda: GATConv(64, 64, concat=False, bias=False),
+    "gatv2": lambda: GATv2Conv(64, 32, heads=4),
+    "gatv2, shared": lambda: GATv2Conv(64, 16, share_weights=True, dropout=0.5),
+    "transformer": lambda: TransformerConv(64, 32, heads=4),
+    "transformer, gate": lambda: TransformerConv(64, 16, beta=True, dropout=0.5),
     "sage": lambda: SAGEConv(64, 64),
     "sage, sum": lambda: SAGEConv(64, 96, aggr="sum", root_weight=False),
     "sage, no bias": lambda: SAGEConv(64, 64, bias=False, normalize=True),
     "sage, bipartite": lambda: SAGEConv((64, 32), 96),
 }
-
-
-class Noted:
-    """What replays did."""
-
-    def __init__(self) -> None:
-        self.recorded = self.replayed = 0
-
-
-@pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
-    """Replays at work, and counted."""
-    found = Noted()
-    monkeypatch.setenv("PYG_TIGA_NATIVE", "wait")
-    assert build.wait(), "nothing was compiled"
-    record, call = Recorded._record, Replay.__call__
-
-    def noting(replay: Recorded, *args: Any) -> None:
-        record(replay, *args)
-        assert replay.steps is not None, "not recorded"
-        found.recorded += 1
-
-    def calling(replay: Replay, *tensors: Any) -> Any:
-        found.replayed += replay.steps is not None
-        return call(replay, *tensors)
-
-    monkeypatch.setattr(Recorded, "_record", noting)
-    monkeypatch.setattr(Replay, "__call__", calling)
-    return found
 
 
 def edges(hubs: bool) -> Tensor:
@@ -107,9 +82,9 @@ def test_steps_give_what_python_gives(
     layer = LAYERS[name]().to("cuda", dtype)
     x, edge_index = features(layer, dtype), edges(hubs)
     expected = step(layer, x, edge_index)
-    assert noted.recorded >= 2
     assert noted.replayed == 0
     assert equal(step(layer, x, edge_index), expected)
+    assert noted.recorded >= 2
     recorded, noted.replayed = noted.recorded, 0
     for _ in range(3):
         assert equal(step(layer, x, edge_index), expected)

@@ -15,6 +15,7 @@ from pyg_tiga import functional, planner
 from pyg_tiga.impls import vendor_attention
 from pyg_tiga.impls.attention_types import State, Wanted
 from pyg_tiga.ops import attention_library as library
+from pyg_tiga.ops.attention_run import Run
 from pyg_tiga.planner import Plan, dispatch
 from pyg_tiga.problem import Schedule
 from pyg_tiga.testing import Case, make_case, row
@@ -96,15 +97,20 @@ class Asked:
 
 @contextmanager
 def spied() -> Iterator[Asked]:
-    """Note every run of a plan within the context."""
-    asked, run = Asked(), Plan.run
+    """Note every run of a plan within the context, and of what stands for one."""
+    asked, run, state = Asked(), Plan.run, Run.state
 
     def noted(plan: Plan, *args: Any) -> Any:
         asked.note(plan.problem.op, args)
         return run(plan, *args)
 
+    def noted_state(run: Run, *args: Any) -> State:
+        asked.note("edge_attention", (run.positive,))
+        return state(run, *args)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Plan, "run", noted)
+        patch.setattr(Run, "state", noted_state)
         yield asked
 
 

@@ -11,10 +11,9 @@ from torch import Tensor
 from pyg_tiga import planner
 from pyg_tiga.functional.relations import relation_for_ops
 from pyg_tiga.impls.attention_types import Operands
-from pyg_tiga.ops import vector_attention
+from pyg_tiga.ops import attention, edge_attention
 from pyg_tiga.ops import vector_library as library
-from pyg_tiga.ops.attention import Call
-from pyg_tiga.ops.vector_attention import Inputs
+from pyg_tiga.ops.attention import Call, Inputs
 from tests.kernels.vector_cases import VECTORS, draw, options_of
 
 EVERY = pytest.mark.parametrize("score", VECTORS)
@@ -67,7 +66,7 @@ def of(call: Call, inputs: Inputs, *tensors: Tensor) -> tuple[Tensor, Tensor]:
     """Both results of a call on other tensors in the places of the inputs."""
     left = iter(tensors)
     inputs = Inputs(*[None if x is None else next(left) for x in inputs])
-    return vector_attention.with_weights(call, inputs, inputs.out_dtype())
+    return edge_attention.with_weights(call, inputs, inputs.out_dtype())
 
 
 def loss(out: Tensor, weights: Tensor) -> Tensor:
@@ -93,8 +92,10 @@ def test_both_results_are_those_of_each_alone(
 ) -> None:
     call, inputs = make(score, "cpu", **choice)
     out, weights = of(call, inputs, *given(inputs))
-    torch.testing.assert_close(out, vector_attention.vector_attention(call, inputs))
-    torch.testing.assert_close(weights, vector_attention.weights(call, inputs)[0])
+    torch.testing.assert_close(
+        out, edge_attention.attend(call, inputs, inputs.out_dtype())
+    )
+    torch.testing.assert_close(weights, attention.weights(call, inputs)[0])
 
 
 @EVERY
@@ -143,8 +144,8 @@ def test_one_node_of_a_compiled_graph(score: str) -> None:
         again = Inputs(*[None if x is None else next(left) for x in inputs])
         sizes = (graph.num_src, graph.num_dst)
         related = relation_for_ops(index, sizes[0], sizes, "source_to_target")
-        rest = (call.mask, call.seed, call.options, call.objective)
-        return library.attend_with_weights(related, again, *rest, torch.float64)
+        made = call._replace(graph=related)
+        return library.attend_with_weights(made, again, torch.float64)
 
     torch._dynamo.reset()
     found = torch.compile(run, backend="aot_eager", fullgraph=True)(*tensors)

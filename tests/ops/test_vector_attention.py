@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from pyg_tiga import UnsupportedError, functional, planner
-from pyg_tiga.impls.attention_types import Operands, Options, Wanted
+from pyg_tiga.impls.attention_types import Options, Wanted
 from pyg_tiga.impls.base import Limits
-from pyg_tiga.ops import attention, vector_attention
+from pyg_tiga.ops import attention, edge_attention
 from pyg_tiga.ops import vector_library as library
 from pyg_tiga.testing import Row, make_case, random_edges, row
 from tests.vector_checks import FORMS, OPTIONS, SLOPE, WIDTH, Given
@@ -113,13 +113,15 @@ def test_implementations_keep_to_their_contract(
     else:
         value, vectors, param = first, (second, first), third
     terms = (given.leaves.get("edge_bias"), given.leaves.get("loop_bias"))
-    operands = Operands(value, *vectors, *terms, given.mask, given.seed, param)
+    row_operand, col = vectors[0], vectors[1] if form == "dot" else None
+    inputs = attention.Inputs(value, row_operand, col, param, *terms)
+    operands = inputs.operands(given.mask, given.seed)
     scale = WIDTH**-0.5 if form == "dot" else SLOPE
     asked = Options(scale, given.num_loops, given.dropout, form)
     call = attention.Call(graph, asked, given.mask, given.seed, "time")
     wanted = Wanted(terms[0] is not None, terms[1] is not None, True)
     with torch.no_grad():
-        state = attention.forward(call, operands, value.dtype, positive=False)
+        state = attention.forward(call, inputs, value.dtype)
         plan = attention.attention_plan(
             "edge_attention_backward", call, value, given.grad.dtype
         )
@@ -369,6 +371,6 @@ def test_the_plain_formula_is_what_the_call_gives() -> None:
     graph = make_case(row("unsorted")).graph()
     options = Options(WIDTH**-0.5, score="dot")
     call = attention.Call(graph, options, None, None, "time")
-    inputs = vector_attention.Inputs(value, query, key, None, None, None)
-    found = vector_attention.by_reference(call, inputs)
-    assert torch.equal(found, vector_attention.vector_attention(call, inputs))
+    inputs = attention.Inputs(value, query, key, None, None, None)
+    found = attention.by_reference(call, inputs)
+    assert torch.equal(found, edge_attention.attend(call, inputs, inputs.out_dtype()))
