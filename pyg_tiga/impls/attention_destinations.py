@@ -8,6 +8,7 @@ from torch import Tensor
 from pyg_tiga.impls.attention_launch import (
     Form,
     Operand,
+    grad_strides,
     has_slope,
     operand_names,
     place_arguments,
@@ -117,6 +118,7 @@ class DestinationsPass:
             **score_functions(form.options, *functions),
             "FACTORED": has_slope(form.options),
             "HANDED": is_handed,
+            "STRIDE_OR": grad_strides(graph, form).row,
             **blocks.all,
         }
         if is_handed:
@@ -134,7 +136,8 @@ class DestinationsPass:
             schedule.warps,
             schedule.registers,
         )
-        self._merge = merge_sums(rows, items, width)
+        stride = arguments["STRIDE_OR"]
+        self._merge = merge_sums(rows, items, width, stride=stride)
 
     def __call__(
         self,

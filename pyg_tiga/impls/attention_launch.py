@@ -239,6 +239,39 @@ def _is_dense(form: Form, grad: Operand | None) -> bool:
     return all((part.stride_n, part.stride_h) == dense for part, dense in pairs)
 
 
+class GradStrides(NamedTuple):
+    """Strides of rows of gradients of node operands; within a row they are dense."""
+
+    value: int
+    row: int
+    col: int
+
+
+def is_joint(graph: Graph, form: Form) -> bool:
+    """Whether gradients of the node operands are columns of one matrix.
+
+    They are where the operands are, as linear maps of the same nodes: products with the
+    gradients then read one matrix, too.
+    """
+    operands = {form.value, form.row, form.col}
+    size = form.heads * form.channels
+    return (
+        len(operands) == 1
+        and not form.shared
+        and form.width == form.channels
+        and (form.value.stride_n > size and form.value.stride_h == form.channels)
+        and graph.num_src == graph.num_dst
+    )
+
+
+def grad_strides(graph: Graph, form: Form) -> GradStrides:
+    """Strides of the gradients of a form."""
+    value, operand = form.heads * form.channels, form.heads * form.width
+    if is_joint(graph, form):
+        return GradStrides(3 * value, 3 * value, 3 * value)
+    return GradStrides(value, operand, operand)
+
+
 def score_functions(options: Options, *names: str) -> dict[str, Any]:
     """Functions of the score, as constexprs by name."""
     from pyg_tiga.kernels.scores import SCORES

@@ -14,6 +14,7 @@ from pyg_tiga.impls.attention_launch import (
     Blocks,
     Form,
     Operand,
+    grad_strides,
     has_slope,
     merge_blocks,
     operand_names,
@@ -149,7 +150,10 @@ class ColumnsPass:
         columns = graph.columns()
         items = columns.work_items(schedule.chunk)
         blocks = tile_blocks(form, schedule, whole=True)
+        strides = grad_strides(graph, form)
         flags = {
+            "STRIDE_OV": strides.value,
+            "STRIDE_OC": strides.col,
             "ATT_SRC": vectors[0] is not None,
             "ATT_DST": vectors[1] is not None,
         }
@@ -238,7 +242,7 @@ def _merge_columns(
     items: WorkItems,
     form: Form,
     varying: tuple[str | Room, ...],
-    flags: dict[str, bool],
+    flags: dict[str, int],
     blocks: Blocks,
 ) -> Prepared | None:
     from pyg_tiga.kernels.attention_merge import columns_merge

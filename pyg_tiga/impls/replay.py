@@ -163,6 +163,10 @@ class Slot:
         """One of the first dimension, in another shape."""
         return self._made(self._steps.part(self.place, index, list(shape)))
 
+    def column(self, index: int) -> Slot:
+        """One of the second dimension."""
+        return self._made(self._steps.column(self.place, index))
+
     def to(self, dtype: torch.dtype) -> Slot:
         """In another precision."""
         return self._made(self._steps.cast(self.place, dtype))
@@ -193,6 +197,11 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 def sum_rows(x: Any) -> Any:
     """`x.sum(0)`."""
     return x.sum_rows() if type(x) is Slot else x.sum(0)
+
+
+def column(x: Any, index: int) -> Any:
+    """`x.select(1, index)`."""
+    return x.column(index) if type(x) is Slot else x.select(1, index)
 
 
 def part(x: Any, index: int, shape: tuple[int, ...]) -> Any:

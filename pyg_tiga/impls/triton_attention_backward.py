@@ -14,6 +14,7 @@ from pyg_tiga.impls.attention_launch import (
     form_of,
     found,
     given,
+    is_joint,
     is_vector,
     laid_out,
     operand_of,
@@ -29,7 +30,7 @@ from pyg_tiga.impls.attention_types import (
 from pyg_tiga.impls.base import Implementation
 from pyg_tiga.impls.edge_order import EdgeOrderPass
 from pyg_tiga.impls.launch import current_stream, device_guard
-from pyg_tiga.impls.replay import free
+from pyg_tiga.impls.replay import column, free
 from pyg_tiga.impls.triton_attention import LIMITS
 from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.problem import Problem, Schedule
@@ -77,6 +78,7 @@ class AttentionBackward:
     ) -> None:
         self._form, self._kind, self._chunk = form, kind, schedule.chunk
         self._sizes = (graph.num_dst, graph.num_src, graph.num_edges)
+        self._is_joint = is_joint(graph, form)
         wanted, is_additive = kind.wanted, not is_vector(form.options)
         hands_over = wanted.hands_over and not kind.positive
         if not is_additive:
@@ -153,8 +155,8 @@ class AttentionBackward:
             return self._run_vector(stream, grad, operands, state)
         packed, grad_row = self._packed(stream, grad, operands, state)
         if self._destinations is not None:
-            read = (grad, packed)
-            grad_row, _ = self._of_rows(stream, operands, operands, read)
+            grad_row = packed.new_empty((self._sizes[0], self._form.heads))
+            self._of_rows(stream, operands, (grad, packed), grad_row)
         passed = att if self._sums is None else (att[0], None)
         made = self._of_columns(stream, grad, operands, packed, grad_row, passed)
         if self._sums is not None:
@@ -181,8 +183,8 @@ class AttentionBackward:
         handed, read = operands, (grad, packed)
         if self._hands_over:
             handed, read = _with_handed(operands, made, self._form.options), ()
-        row, param = self._of_rows(stream, operands, handed, read)
-        return self._wanted(stream, made._replace(row=row, param=param))
+        param = self._of_rows(stream, handed, read, made.row)
+        return self._wanted(stream, made._replace(param=param))
 
     def _wanted(self, stream: Any, made: Gradients) -> Gradients:
         """Without gradients of terms that nobody wants, and where the terms stand."""
@@ -218,8 +220,7 @@ class AttentionBackward:
         grad_row: Tensor | None,
         att: _Vectors,
     ) -> Gradients:
-        form, (_, num_src, num_edges) = self._form, self._sizes
-        made = new_gradients(operands, form, (num_src, num_edges), self._terms)
+        made = self._room(operands)
         used = att if att[1] is None else (*att, grad_row)
         self._columns(
             stream,
@@ -234,18 +235,38 @@ class AttentionBackward:
     def _of_rows(
         self,
         stream: Any,
-        operands: Operands,
         walked: Operands,
         read: tuple[Tensor, ...],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Gradients of the destinations' operand and of the score's parameter.
+        out: Tensor,
+    ) -> Tensor | None:
+        """Gradients of the destinations' operand, and of the score's parameter.
 
         Reads the result's gradient and what was packed or, without these, gradients of
         scores in place of the terms.
         """
-        form = self._form
-        out = _new_like(operands.row, form, form.row, self._sizes[0])
-        return out, self._destinations(stream, given(walked), read, out)
+        return self._destinations(stream, given(walked), read, out)
+
+    def _room(self, operands: Operands) -> Gradients:
+        """Room for the gradients of nodes and of terms."""
+        form, (num_dst, num_src, num_edges) = self._form, self._sizes
+        value, col = operands.value, None
+        term = loop_term = row = None
+        if self._is_joint:
+            shape = (num_dst, 3, form.heads, form.channels)
+            joint = value.new_empty(shape)
+            row, col, of_value = [column(joint, i) for i in range(3)]
+        else:
+            of_value = value.new_empty((num_src, form.heads, form.channels))
+            if not form.shared:
+                col = _new_like(operands.col, form, form.col, num_src)
+            if is_vector(form.options):
+                row = _new_like(operands.row, form, form.row, num_dst)
+        if self._terms[0]:
+            term = value.new_empty((num_edges, form.heads), dtype=torch.float32)
+        if self._terms[1]:
+            shape = (form.options.num_loops, form.heads)
+            loop_term = value.new_empty(shape, dtype=torch.float32)
+        return Gradients(of_value, row, col, term, loop_term)
 
 
 def _handed(form: Form) -> Form:
@@ -275,33 +296,6 @@ def _new_like(x: Tensor, form: Form, operand: Operand, num_nodes: int) -> Tensor
         shape = (num_nodes, form.heads, form.width)
         return x.new_empty(shape, dtype=operand.dtype)
     return x.new_empty((num_nodes, form.heads), dtype=torch.float32)
-
-
-def new_gradients(
-    operands: Operands, form: Form, sizes: tuple[int, int], terms: tuple[bool, bool]
-) -> Gradients:
-    """Room for the gradients of sources and of terms.
-
-    Args:
-        operands: Operands, laid out.
-        form: Their form.
-        sizes: N_src and E.
-        terms: Which of those of edges and loops.
-    """
-    value, (num_src, num_edges) = operands.value, sizes
-    term = loop_term = None
-    if terms[0]:
-        term = value.new_empty((num_edges, form.heads), dtype=torch.float32)
-    if terms[1]:
-        shape = (form.options.num_loops, form.heads)
-        loop_term = value.new_empty(shape, dtype=torch.float32)
-    return Gradients(
-        value.new_empty((num_src, form.heads, form.channels)),
-        None,
-        None if form.shared else _new_like(operands.col, form, form.col, num_src),
-        term,
-        loop_term,
-    )
 
 
 def _backward(
@@ -339,13 +333,23 @@ def _zeros(
     graph: Graph, operands: Operands, form: Form, terms: tuple[bool, bool]
 ) -> Gradients:
     """Gradients where nothing depends on any operand."""
-    made = new_gradients(operands, form, (graph.num_src, graph.num_edges), terms)
+    nodes = [_zeros_like(x) for x in (operands.value, operands.row, operands.col)]
+    value, size = operands.value, (graph.num_edges, form.heads)
+    shapes = (size, (form.options.num_loops, form.heads))
+    rest = [
+        value.new_zeros(shape, dtype=torch.float32) if wanted else None
+        for shape, wanted in zip(shapes, terms, strict=True)
+    ]
     param = operands.param
-    made = made._replace(
-        row=_new_like(operands.row, form, form.row, graph.num_dst),
-        param=None if param is None else param.new_empty(param.shape).float(),
-    )
-    return Gradients(*[None if x is None else x.zero_() for x in made])
+    rest.append(None if param is None else torch.zeros_like(param).float())
+    if form.shared:
+        nodes[2] = None
+    return Gradients(*nodes, *rest)
+
+
+def _zeros_like(x: Tensor) -> Tensor:
+    """The gradient of a node operand."""
+    return x.new_zeros(x.shape, dtype=x.dtype if x.dim() == 3 else torch.float32)
 
 
 def _add_outer(value: Tensor, scale: Tensor, att: Tensor) -> None:

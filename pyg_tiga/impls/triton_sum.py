@@ -244,9 +244,16 @@ def run_sum(
 
 
 def merge_sums(
-    rows: Grouping, items: WorkItems, width: int, scale: Tensor | None = None
+    rows: Grouping,
+    items: WorkItems,
+    width: int,
+    scale: Tensor | None = None,
+    stride: int | None = None,
 ) -> Prepared | None:
-    """Add up pieces [num_items, width] of long rows; called with them and the rows."""
+    """Add up pieces [num_items, width] of long rows; called with them and the rows.
+
+    These are dense, or have a stride.
+    """
     from pyg_tiga.kernels.spmm import spmm_merge
 
     if not items.num_hubs:
@@ -257,7 +264,7 @@ def merge_sums(
         "hub_row_ptr": items.hub_row,
         "hub_ptr_ptr": items.hub_ptr,
         "features": width,
-        "stride_out": width,
+        "stride_out": width if stride is None else stride,
         "HAS_ROW_SCALE": scale is not None,
         "BLOCK_K": _MERGE_ITEMS,
         "BLOCK_F": block,

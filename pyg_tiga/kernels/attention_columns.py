@@ -233,6 +233,8 @@ def attention_columns(
     GRAD_TERM: tl.constexpr,
     GRAD_LOOP_TERM: tl.constexpr,
     HAS_SHARE: tl.constexpr,
+    STRIDE_OV: tl.constexpr,
+    STRIDE_OC: tl.constexpr,
     ATT_SRC: tl.constexpr,
     ATT_DST: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -368,6 +370,7 @@ def attention_columns(
                     HEADS,
                     CHANNELS,
                     WIDTH,
+                    (STRIDE_OV, STRIDE_OC),
                     ATT_SRC,
                     ATT_DST,
                 )

@@ -169,10 +169,11 @@ def store_column(
     HEADS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
+    STRIDES: tl.constexpr,
     ATT_SRC: tl.constexpr,
     ATT_DST: tl.constexpr,
 ):
-    """Store a finished source.
+    """Store a finished source; `STRIDES` are those of rows of both gradients.
 
     With `ATT_SRC` the operand is <v_j, att_src>, and its gradient flows on into that of
     v_j; with `ATT_DST` so does that of the node as a destination.
@@ -186,9 +187,9 @@ def store_column(
         att = tl.load(att_dst_ptr + o_hc, mask=m_hc, other=0.0).to(tl.float32)
         grad_row = tl.load(grad_row_ptr + col * HEADS + o_h, mask=m_h, other=0.0)
         acc += grad_row[:, None] * att
-    p_v = grad_value_ptr + (col * HEADS) * CHANNELS + o_hc
+    p_v = grad_value_ptr + col * STRIDES[0] + o_hc
     tl.store(p_v, acc.to(grad_value_ptr.dtype.element_ty), mask=m_hc)
-    p_c = grad_col_ptr + (col * HEADS + o_h)[:, None] * WIDTH + o_k[None, :]
+    p_c = grad_col_ptr + col * STRIDES[1] + o_h[:, None] * WIDTH + o_k[None, :]
     grad_col = acc_col.to(grad_col_ptr.dtype.element_ty)
     tl.store(p_c, grad_col, mask=m_h[:, None] & m_k[None, :])
 
@@ -207,6 +208,8 @@ def columns_merge(
     HEADS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
+    STRIDE_OV: tl.constexpr,
+    STRIDE_OC: tl.constexpr,
     ATT_SRC: tl.constexpr,
     ATT_DST: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -249,6 +252,7 @@ def columns_merge(
             HEADS,
             CHANNELS,
             WIDTH,
+            (STRIDE_OV, STRIDE_OC),
             ATT_SRC,
             ATT_DST,
         )

@@ -193,6 +193,7 @@ def attention_rows_backward(
     SHARED: tl.constexpr,
     FACTORED: tl.constexpr,
     HANDED: tl.constexpr,
+    STRIDE_OR: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -318,7 +319,7 @@ def attention_rows_backward(
                     o_p = (u.to(tl.int64) * HEADS + o_h)[:, None] * WIDTH
                     tl.store(part_ptr + o_p + o_k[None, :], acc, mask=m_hk)
             if m_item == 0:
-                o_r = (row * HEADS + o_h)[:, None] * WIDTH + o_k[None, :]
+                o_r = row * STRIDE_OR + o_h[:, None] * WIDTH + o_k[None, :]
                 grad_row = acc.to(grad_row_ptr.dtype.element_ty)
                 tl.store(grad_row_ptr + o_r, grad_row, mask=m_hk)
     if HAS_PARAM:

@@ -50,6 +50,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("turned", &Steps::turned)
       .def("sum_rows", &Steps::sum_rows)
       .def("part", &Steps::part)
+      .def("column", &Steps::column)
       .def("cast", &Steps::cast)
       .def("plus", &Steps::plus)
       .def("release", &Steps::release)

@@ -122,6 +122,12 @@ class Steps {
     });
   }
 
+  size_t column(size_t x, int64_t index) {
+    return add([=](Call& call, size_t out) {
+      call.slots[out] = call.slots[x].select(1, index);
+    });
+  }
+
   size_t cast(size_t x, at::ScalarType dtype) {
     return add([=](Call& call, size_t out) { call.slots[out] = call.slots[x].to(dtype); });
   }

@@ -31,8 +31,11 @@ from pyg_tiga.ops.edge_features import product
 from pyg_tiga.ops.library import Handle
 
 _multiply = partial(multiply, by_row=True)
-# So many heads may share one product over the nodes, of which each uses its own block.
+# So many heads may share one product, of which each uses its own block.
 _MOST_SHARING = 8
+_HALF = (torch.float16, torch.bfloat16)
+# u is kept where it is at most this share of a result, and else formed again.
+_MOST_KEPT = 0.5
 
 
 class Features(NamedTuple):
@@ -122,7 +125,8 @@ class _Kept(NamedTuple):
         total: Sum of exp(s - m).
         weights: Of the edges after dropout, ``[E, H]`` in the order of the rows.
         term: Added to the scores of the edges, likewise.
-        sums: z, ``[N_dst, H, D]``.
+        sums: z, ``[N_dst, H, D]``; None where it is formed again.
+        vectors: u, likewise.
     """
 
     out: Tensor
@@ -130,21 +134,28 @@ class _Kept(NamedTuple):
     total: Tensor
     weights: Tensor
     term: Tensor
-    sums: Tensor
+    sums: Tensor | None
+    vectors: Tensor | None
 
 
 def _forward(call: Call, inputs: Inputs, features: Features) -> _Kept:
-    (attr, proj), graph, scale = features, call.graph, call.options.scale
+    (attr, proj), graph = features, call.graph
     dtype, real = attr.dtype, reference.widened(attr.dtype)
-    vectors = _projected(inputs.row, proj * scale)
+    projection = _Projection(proj)
+    vectors = projection.of(inputs.row, call.options.scale)
     term = _multiply(graph, "feature_dots", real, vectors, attr)
     if inputs.term is not None:
         term += take_edges(graph, inputs.term.contiguous(), "caller", "rows")
     made = _by_rows(call, gives_weights=True)
     state = attention.forward(made, inputs._replace(term=term), dtype)
     sums = _multiply(graph, "feature_sums", dtype, state.weights, attr)
-    _add_projected(state.out, sums, proj.transpose(1, 2))
-    return _Kept(state.out, state.m, state.total, state.weights, term, sums)
+    projection.add_back(state.out, sums)
+    kept = (state.out, state.m, state.total, state.weights, term)
+    if call.objective == "memory":
+        # They are cheap to form again.
+        return _Kept(*kept, None, None)
+    is_small = proj.size(2) <= _MOST_KEPT * proj.size(1)
+    return _Kept(*kept, sums, vectors if is_small else None)
 
 
 class _FeatureAttention(torch.autograd.Function):
@@ -164,9 +175,6 @@ class _FeatureAttention(torch.autograd.Function):
         inputs = Inputs(value, row, col, param, term, loop_term)
         kept = _forward(call, inputs, Features(attr, proj))
         ctx.call = call
-        if call.objective == "memory":
-            # They are cheap to form again.
-            kept = kept._replace(sums=None)
         ctx.save_for_backward(value, row, col, term, loop_term, attr, proj, *kept)
         return kept.out
 
@@ -208,8 +216,8 @@ def _gradients(
     """Gradients of all inputs and of both features."""
     (attr, proj), graph, scale = features, call.graph, call.options.scale
     dtype, real = attr.dtype, reference.widened(attr.dtype)
-    weights = kept.weights
-    beside = _projected(grad, proj)  # y
+    weights, projection = kept.weights, _Projection(proj)
+    beside = projection.of(grad)  # y
     share = _multiply(graph, "feature_dots", real, beside, attr)
     state = State(kept.out, kept.m, kept.total, None, None)
     wanted = Wanted(True, needs[5])
@@ -219,7 +227,9 @@ def _gradients(
     sums = _multiply(graph, "feature_sums", dtype, of_scores, attr)
     of_attr = of_proj = None
     if needs[6]:
-        vectors = _projected(inputs.row, proj * scale)  # u
+        vectors = kept.vectors
+        if vectors is None:
+            vectors = projection.of(inputs.row, scale)
         pairs = (of_scores, vectors, weights, beside)
         of_attr = _multiply(graph, "feature_spread", dtype, *pairs)
     if needs[7]:
@@ -228,7 +238,7 @@ def _gradients(
             averages = _multiply(graph, "feature_sums", dtype, weights, attr)
         of_proj = _over_nodes(grad, averages) + _over_nodes(inputs.row, sums) * scale
     if needs[1]:
-        _add_projected(row, sums, (proj * scale).transpose(1, 2))
+        projection.add_back(row, sums, scale)
     term = None
     if needs[4]:
         of_term = take_edges(graph, of_scores, "rows", "caller")
@@ -242,18 +252,48 @@ def _by_rows(call: Call, *, gives_weights: bool = False) -> Call:
     return call._replace(options=options)
 
 
-def _projected(x: Tensor, proj: Tensor) -> Tensor:
-    """Vectors ``[N, H, C]`` of every head times its ``[C, D]``: ``[N, H, D]``."""
-    out = x.new_empty(x.size(0), x.size(1), proj.size(2))
-    with torch.autocast(x.device.type, enabled=False):
-        torch.bmm(x.transpose(0, 1), proj, out=out.transpose(0, 1))
-    return out
+class _Projection:
+    """The projection of every head, ``[H, C, D]``, on nodes.
 
+    On tensor cores the products of all heads are one with a matrix of blocks: it has
+    more numbers to multiply, and is the faster, as few columns leave libraries waiting
+    for memory.
+    """
 
-def _add_projected(out: Tensor, x: Tensor, proj: Tensor) -> None:
-    """Add to ``[N, H, C]`` vectors ``[N, H, D]`` of every head times its ``[D, C]``."""
-    with torch.autocast(x.device.type, enabled=False):
-        out.transpose(0, 1).baddbmm_(x.transpose(0, 1), proj)
+    def __init__(self, proj: Tensor) -> None:
+        heads, channels, width = proj.shape
+        self._proj, self._blocks = proj, None
+        if proj.is_cuda and proj.dtype in _HALF and heads <= _MOST_SHARING:
+            blocks = proj.new_zeros(heads, channels, heads, width)
+            blocks.diagonal(dim1=0, dim2=2).copy_(proj.permute(1, 2, 0))
+            self._blocks = blocks.view(heads * channels, heads * width)
+
+    def of(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        """Vectors ``[N, H, C]`` times it and a scale: ``[N, H, D]``."""
+        num_nodes, heads, width = x.size(0), x.size(1), self._proj.size(2)
+        out = x.new_empty(num_nodes, heads, width)
+        with torch.autocast(x.device.type, enabled=False):
+            if self._blocks is not None:
+                flat, x = out.view(num_nodes, -1), x.reshape(num_nodes, -1)
+                torch.addmm(flat, x, self._blocks, beta=0, alpha=scale, out=flat)
+                return out
+            turned, x = out.transpose(0, 1), x.transpose(0, 1)
+            torch.baddbmm(turned, x, self._proj, beta=0, alpha=scale, out=turned)
+        return out
+
+    def add_back(self, out: Tensor, x: Tensor, scale: float = 1.0) -> None:
+        """Add to ``[N, H, C]`` vectors ``[N, H, D]`` times its transpose and a scale.
+
+        `out` is contiguous.
+        """
+        num_nodes = out.size(0)
+        with torch.autocast(x.device.type, enabled=False):
+            if self._blocks is not None:
+                flat, x = out.view(num_nodes, -1), x.reshape(num_nodes, -1)
+                flat.addmm_(x, self._blocks.t(), alpha=scale)
+                return
+            turned = self._proj.transpose(1, 2)
+            out.transpose(0, 1).baddbmm_(x.transpose(0, 1), turned, alpha=scale)
 
 
 def _over_nodes(x: Tensor, y: Tensor) -> Tensor:

@@ -1,14 +1,15 @@
 """Several linear maps of the same rows, as one differentiable step.
 
-y_i = x W_i^T + b_i. The forward is that of the maps one by one. In the backward, dx is
-summed where its terms are formed, instead of in passes of their own; and on CUDA db_i
-is a product, which reads dy_i faster than PyTorch's reduction of columns does.
+y_i = x W_i^T + b_i. The forward is one product, which reads x once; the y_i are columns
+of its result. In the backward, dx is summed where its terms are formed, instead of in
+passes of their own; and on CUDA db_i is a product, which reads dy_i faster than
+PyTorch's reduction of columns does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ Found = list[Tensor | None]
 
 _HALF = (torch.float16, torch.bfloat16)
 _PLAIN_TENSORS = (Tensor, Parameter)
+_ALIGNMENT = 16  # bytes
 # Elsewhere PyTorch's own nodes are as good.
 _DEVICES = frozenset(("cuda",))
 
@@ -87,10 +89,11 @@ class _Project(torch.autograd.Function):
         needs_x, *needs = ctx.needs_input_grad
         needs_weight, needs_bias = needs[:count], needs[count:]
         ctx.set_materialize_grads(False)
+        ctx.sizes = [weight.size(0) for weight in weights]
         ctx.save_for_backward(
             x if any(needs_weight) else None, *(weights if needs_x else ())
         )
-        found = tuple(F.linear(x, *one) for one in zip(weights, biases, strict=True))
+        found = _joint(x, weights, biases)
         if not needs_x:
             wanted = map(any, zip(needs_weight, needs_bias, strict=True))
             frozen = [y for y, any_of in zip(found, wanted, strict=True) if not any_of]
@@ -104,21 +107,84 @@ class _Project(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         _, *needs = ctx.needs_input_grad
         count = len(grads)
+        if torch.is_grad_enabled():
+            blocks = [_Block((i,), grad) for i, grad in enumerate(grads)]
+        else:
+            blocks = _blocks(grads)
         return (
-            _grad_of_x(grads, weights) if weights else None,
-            *_grads_of_weights(grads, x, needs[:count]),
-            *_grads_of_biases(grads, needs[count:]),
+            _grad_of_x(blocks, weights) if weights else None,
+            *_grads_of_weights(blocks, x, needs[:count], ctx.sizes),
+            *_grads_of_biases(blocks, needs[count:], ctx.sizes),
         )
 
 
-def _grad_of_x(
-    grads: Sequence[Tensor | None], weights: Sequence[Tensor]
-) -> Tensor | None:
+def _joint(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """All maps by one product, if each result then begins where kernels load well."""
+    sizes = [weight.size(0) for weight in weights]
+    if any(size * x.element_size() % _ALIGNMENT for size in sizes):
+        return tuple(F.linear(x, *one) for one in zip(weights, biases, strict=True))
+    bias = None
+    if any(one is not None for one in biases):
+        every = zip(weights, biases, strict=True)
+        bias = _joined([w.new_zeros(w.size(0)) if b is None else b for w, b in every])
+    found = F.linear(x, _joined(weights), bias)
+    # To autograd they are no views, which results of one function may not be.
+    return torch.unsafe_split_with_sizes(found, sizes, dim=1)
+
+
+class _Block(NamedTuple):
+    """Gradients of some results, side by side in one matrix.
+
+    Args:
+        places: Which results.
+        grad: The matrix, ``[N, sum of F_out]``; None where there is no gradient.
+    """
+
+    places: tuple[int, ...]
+    grad: Tensor | None
+
+
+def _blocks(grads: Sequence[Tensor | None]) -> list[_Block]:
+    """The gradients, those that are columns of one matrix as one."""
+    found: list[_Block] = []
+    for i, grad in enumerate(grads):
+        last = found[-1] if found else None
+        if last is not None and _follows(last.grad, grad):
+            size = (grad.size(0), last.grad.size(1) + grad.size(1))
+            both = last.grad.as_strided(size, grad.stride())
+            found[-1] = _Block((*last.places, i), both)
+        else:
+            found.append(_Block((i,), grad))
+    return found
+
+
+def _follows(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether columns of one matrix are followed by those of the other."""
+    return (
+        one is not None
+        and other is not None
+        and one.stride() == other.stride()
+        and one.stride(1) == 1
+        and one.size(0) == other.size(0)
+        and one.storage_offset() + one.size(1) == other.storage_offset()
+        and one.size(1) + other.size(1) <= one.stride(0)
+        and one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    )
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
+def _grad_of_x(blocks: Sequence[_Block], weights: Sequence[Tensor]) -> Tensor | None:
     """The sum of dy_i W_i over the results that have a gradient, ``[N, F_in]``."""
     found = None
-    for grad, weight in zip(grads, weights, strict=True):
+    for places, grad in blocks:
         if grad is None:
             continue
+        weight = _joined([weights[i] for i in places])
         if found is None:
             found = grad @ weight
         elif _is_final(grad):
@@ -129,29 +195,54 @@ def _grad_of_x(
 
 
 def _grads_of_weights(
-    grads: Sequence[Tensor | None], x: Tensor | None, needs: Sequence[bool]
+    blocks: Sequence[_Block],
+    x: Tensor | None,
+    needs: Sequence[bool],
+    sizes: Sequence[int],
 ) -> Found:
     """dy_i^T x where it is wanted, ``[F_out, F_in]``."""
-    return [
-        grad.t() @ x if needed and grad is not None else None
-        for grad, needed in zip(grads, needs, strict=True)
-    ]
+    found: Found = [None] * len(needs)
+    for places, grad in blocks:
+        if grad is None or not any(needs[i] for i in places):
+            continue
+        _put(found, places, grad.t() @ x, needs, sizes)
+    return found
 
 
-def _grads_of_biases(grads: Sequence[Tensor | None], needs: Sequence[bool]) -> Found:
+def _grads_of_biases(
+    blocks: Sequence[_Block], needs: Sequence[bool], sizes: Sequence[int]
+) -> Found:
     """Sums of dy_i over the rows where they are wanted, ``[F_out]``."""
-    found: Found = [None] * len(grads)
+    found: Found = [None] * len(needs)
     ones = None
-    for i, (grad, needed) in enumerate(zip(grads, needs, strict=True)):
-        if not needed or grad is None:
+    for places, grad in blocks:
+        if grad is None or not any(needs[i] for i in places):
             continue
         if not (_is_final(grad) and _sums_by_product(grad)):
-            found[i] = grad.sum(0)
-            continue
-        if ones is None:
-            ones = grad.new_ones(1, grad.size(0))
-        found[i] = _product_with_ones(ones, grad)
+            total = grad.sum(0)
+        else:
+            if ones is None:
+                ones = grad.new_ones(1, grad.size(0))
+            total = _product_with_ones(ones, grad)
+        _put(found, places, total, needs, sizes)
     return found
+
+
+def _put(
+    found: Found,
+    places: tuple[int, ...],
+    total: Tensor,
+    needs: Sequence[bool],
+    sizes: Sequence[int],
+) -> None:
+    """Give the results their rows of a gradient."""
+    parts = (total,)
+    if len(places) > 1:
+        # A gradient that is a view is kept with its base.
+        parts = torch.unsafe_split_with_sizes(total, [sizes[i] for i in places])
+    for i, part in zip(places, parts, strict=True):
+        if needs[i]:
+            found[i] = part
 
 
 def _product_with_ones(ones: Tensor, grad: Tensor) -> Tensor:

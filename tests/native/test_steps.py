@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_tiga.impls.replay import (
     Replay,
     Slot,
+    column,
     empty_like,
     linear,
     part,
@@ -73,7 +74,8 @@ def test_rooms_and_parts(steps_class: Any) -> None:
 
     def work(stream: Any, x: Any) -> tuple[Any, ...]:
         half = x.to(torch.float16)
-        return part(x, 2, (2, 2)), half, part(half, 5, (1, 4))
+        wide = part(x, 3, (2, 2, 1))
+        return part(x, 2, (2, 2)), half, part(half, 5, (1, 4)), column(wide, 1)
 
     same(replayed(steps_class, work, x), work(0, x))
 

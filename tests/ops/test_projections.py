@@ -213,6 +213,32 @@ def test_bias_gradients_are_no_views(way_of_sums):
     assert not any(bias.grad._is_view() for _, bias in maps)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 1), (1, 2), (0, 2), (2, 1, 0)])
+def test_gradients_that_are_columns_of_one_matrix(order, device, way_of_sums):
+    x, maps = operands(((4, True), (2, False), (6, True)), device=device)
+    leaves, ends = leaves_of(x, maps), (0, 4, 6, 12)
+    matrix = torch.randn(ROWS, 12, dtype=torch.float64, device=device)
+    grads = [matrix[:, ends[i] : ends[i + 1]] for i in order]
+    found, expected = (
+        torch.autograd.grad([y[i] for i in order], leaves, grads, allow_unused=True)
+        for y in (project(x, maps), one_by_one(x, maps))
+    )
+    assert_same(found, expected)
+    sum(y.sum() for y in project(x, maps)).backward()
+    assert not any(leaf.grad._is_view() for leaf in leaves)
+
+
+def test_results_are_columns_of_one_matrix_where_they_begin_well():
+    for widths, shared in (((4, 2), True), ((3, 2), False)):
+        x, maps = operands([(n, True) for n in widths])
+        one, other = project(x, maps)
+        same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+        assert same == shared
+        one.mul_(2.0)  # Of its own, though it lies beside the other.
+        torch.testing.assert_close(one, 2 * F.linear(x, *maps[0]))
+        torch.testing.assert_close(other, F.linear(x, *maps[1]))
+
+
 @pytest.mark.parametrize(
     "change",
     [
