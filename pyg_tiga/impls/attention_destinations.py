@@ -125,7 +125,7 @@ class DestinationsPass:
             by_row = form.options.by_row
             place = None if by_row else places_of(graph, "columns", "rows")
             arguments |= place_arguments(place)
-            arguments |= {"stride_gn": 0, "stride_gh": 0}
+            arguments |= {"stride_gn": 0, "stride_gh": 0, "PITCH_G": 0}
         programs = self._params.programs or walk_programs(rows, items, schedule)
         self._walk = Prepared(
             attention_rows_backward,

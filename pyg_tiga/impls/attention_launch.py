@@ -197,6 +197,7 @@ def walk_arguments(
     strides: dict[str, Any] = {}
     if grad is not None:
         strides = {"stride_gn": grad.stride_n, "stride_gh": grad.stride_h}
+        strides["PITCH_G"] = _pitch(grad, form.heads, form.channels)
     return {
         **strides,
         **unit_arguments(rows, items, schedule.chunk),
@@ -207,7 +208,9 @@ def walk_arguments(
         "HEADS": form.heads,
         "CHANNELS": form.channels,
         "WIDTH": form.width,
-        "DENSE": _is_dense(form, grad),
+        "PITCH_V": _pitch(form.value, form.heads, form.channels),
+        "PITCH_R": _pitch(form.row, form.heads, form.width),
+        "PITCH_C": _pitch(form.col, form.heads, form.width),
         "PTX": speaks_ptx(graph.device),
         "stride_vn": form.value.stride_n,
         "stride_vh": form.value.stride_h,
@@ -230,13 +233,16 @@ def walk_arguments(
     }
 
 
-def _is_dense(form: Form, grad: Operand | None) -> bool:
-    """Whether all rows that are read follow one another."""
-    values = (form.heads * form.channels, form.channels)
-    scores = (form.heads * form.width, form.width)
-    pairs = [(form.value, values), (form.row, scores), (form.col, scores)]
-    pairs += [] if grad is None else [(grad, values)]
-    return all((part.stride_n, part.stride_h) == dense for part, dense in pairs)
+def _pitch(part: Operand, heads: int, size: int) -> int:
+    """Distance of an operand's rows that kernels are compiled for.
+
+    0 where it is an argument of theirs: each distance is a kernel of its own, so that
+    it is compiled in only for rows that follow one another, be it those of a matrix of
+    which the operand is a block of columns.
+    """
+    row = heads * size
+    is_usual = row > 0 and (part.stride_h == size or heads == 1)
+    return part.stride_n if is_usual and part.stride_n % row == 0 else 0
 
 
 class GradStrides(NamedTuple):

@@ -179,7 +179,10 @@ def attention_rows_backward(
     HEADS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
-    DENSE: tl.constexpr,
+    PITCH_V: tl.constexpr,
+    PITCH_R: tl.constexpr,
+    PITCH_C: tl.constexpr,
+    PITCH_G: tl.constexpr,
     PTX: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
@@ -226,15 +229,17 @@ def attention_rows_backward(
         EDGES,
         TILE,
     )
-    VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
-    OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
+    VALUES: tl.constexpr = (PITCH_V, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
+    GRADS: tl.constexpr = (PITCH_G, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
+    SOURCES: tl.constexpr = (PITCH_C, HEADS, WIDTH, BLOCK_H, BLOCK_K)
+    TARGETS: tl.constexpr = (PITCH_R, HEADS, WIDTH, BLOCK_H, BLOCK_K)
     # There are no slots where the rows are walked.
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr, index_ptr)
     i_h = tl.program_id(1)
     values = table_of(value_ptr, stride_vn, stride_vh, i_h, 0, VALUES)
-    grads = table_of(grad_ptr, stride_gn, stride_gh, i_h, 0, VALUES)
-    sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, OPERANDS)
-    targets = table_of(row_ptr, stride_rn, stride_rh, i_h, 0, OPERANDS)
+    grads = table_of(grad_ptr, stride_gn, stride_gh, i_h, 0, GRADS)
+    sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, SOURCES)
+    targets = table_of(row_ptr, stride_rn, stride_rh, i_h, 0, TARGETS)
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)
     o_k = tl.arange(0, BLOCK_K)
     m_h, m_k = o_h < HEADS, o_k < WIDTH

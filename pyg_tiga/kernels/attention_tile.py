@@ -59,10 +59,10 @@ def table_of(ptr, stride_n, stride_h, i_h, i_c, LAYOUT: tl.constexpr):
     """A table of node rows [HEADS, N], of which a slice [H, C] is read.
 
     That is its pointer, offsets of the columns and which of them exist, [H * C], the
-    distance of its rows. `LAYOUT` is (DENSE, HEADS, N, H, C); `DENSE` rows follow one
-    another: their strides are known.
+    distance of its rows. `LAYOUT` is (PITCH, HEADS, N, H, C); with a `PITCH` above 0
+    this is that distance, and heads follow one another: strides are known.
     """
-    DENSE: tl.constexpr = LAYOUT[0]
+    PITCH: tl.constexpr = LAYOUT[0]
     HEADS: tl.constexpr = LAYOUT[1]
     N: tl.constexpr = LAYOUT[2]
     H: tl.constexpr = LAYOUT[3]
@@ -70,8 +70,8 @@ def table_of(ptr, stride_n, stride_h, i_h, i_c, LAYOUT: tl.constexpr):
     o = tl.arange(0, H * C)
     head, channel = i_h * H + o // C, i_c * C + o % C
     m_f = (head < HEADS) & (channel < N)
-    if DENSE:
-        return ptr, head * N + channel, m_f, HEADS * N
+    if PITCH > 0:
+        return ptr, head * N + channel, m_f, PITCH
     return ptr, head * stride_h + channel, m_f, stride_n
 
 

@@ -160,7 +160,9 @@ def attention_rows(
     HEADS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDTH: tl.constexpr,
-    DENSE: tl.constexpr,
+    PITCH_V: tl.constexpr,
+    PITCH_R: tl.constexpr,
+    PITCH_C: tl.constexpr,
     PTX: tl.constexpr,
     SPLIT: tl.constexpr,
     HAS_TERM: tl.constexpr,
@@ -206,14 +208,15 @@ def attention_rows(
         TILE,
         SAVE_SCORES,
     )
-    VALUES: tl.constexpr = (DENSE, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
-    OPERANDS: tl.constexpr = (DENSE, HEADS, WIDTH, BLOCK_H, BLOCK_K)
+    VALUES: tl.constexpr = (PITCH_V, HEADS, CHANNELS, BLOCK_H, BLOCK_C)
+    SOURCES: tl.constexpr = (PITCH_C, HEADS, WIDTH, BLOCK_H, BLOCK_K)
+    TARGETS: tl.constexpr = (PITCH_R, HEADS, WIDTH, BLOCK_H, BLOCK_K)
     # There are no slots where the rows are walked.
     pointers = (index_ptr, perm_ptr, mask_ptr, term_ptr, loop_term_ptr, index_ptr)
     i_h, i_c = tl.program_id(1), tl.program_id(2)
     values = table_of(value_ptr, stride_vn, stride_vh, i_h, i_c, VALUES)
-    sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, OPERANDS)
-    targets = table_of(row_ptr, stride_rn, stride_rh, i_h, 0, OPERANDS)
+    sources = table_of(col_ptr, stride_cn, stride_ch, i_h, 0, SOURCES)
+    targets = table_of(row_ptr, stride_rn, stride_rh, i_h, 0, TARGETS)
     o_h = i_h * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     o_c = i_c * BLOCK_C + tl.arange(0, BLOCK_C)  # [BLOCK_C]
     m_h, m_c = o_h < HEADS, o_c < CHANNELS

@@ -65,7 +65,7 @@ def load_param(
     K: tl.constexpr,
 ):
     """The parameter of a block of heads in float32, [1, 1, H, K]."""
-    LAYOUT: tl.constexpr = (True, HEADS, WIDTH, H, K)
+    LAYOUT: tl.constexpr = (HEADS * WIDTH, HEADS, WIDTH, H, K)
     table = table_of(ptr, 0, 0, i_h, 0, LAYOUT)
     zero = tl.zeros([1], dtype=tl.int32)
     return tl.reshape(

@@ -80,7 +80,7 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
             "SELF_LOOPS": True,
             "DROPOUT": full,
             "BY_ROW": False,
-            "DENSE": not full,
+            **_pitches(3 * 128 * (not full), 4 * (not full)),
             "PTX": True,
             "HAS_PARAM": False,
             "SHARED": False,
@@ -92,6 +92,7 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
         flags |= _score("slope", "vjp_col", "vjp_term")
         flags |= dict.fromkeys(("GRAD_TERM", "GRAD_LOOP_TERM", "HAS_SHARE"), full)
         flags |= {"FACTORED": not full, "ATT_SRC": True, "ATT_DST": not full}
+        flags |= {"STRIDE_OV": 128, "STRIDE_OC": 4, "PITCH_G": 128 * (not full)}
         yield make(
             attention_columns.attention_columns, {**flags, **_WALK}, dtype, index
         )
@@ -99,11 +100,16 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     flags |= {**_score("vjp_row", "vjp_param"), **_WALK}
     kernel = attention_rows_backward.attention_rows_backward
     for factored in (False, True):
-        flags |= {"FACTORED": factored, "HANDED": False}
+        flags |= {"FACTORED": factored, "HANDED": False, "STRIDE_OR": 4, "PITCH_G": 0}
         yield make(kernel, flags, dtype, index)
     yield from _around(make, dtype, index)
     for name, width, full in (("dot", 16, True), ("gatv2", 32, False)):
         yield from _vectors(make, dtype, index, name, width, full)
+
+
+def _pitches(value: int, operand: int) -> dict[str, int]:
+    """Distances of rows that are compiled in."""
+    return {"PITCH_V": value, "PITCH_R": operand, "PITCH_C": operand}
 
 
 def _vectors(
@@ -116,7 +122,7 @@ def _vectors(
     edges["BY_ROW"] = full
     edges |= {
         "PTX": True,
-        "DENSE": not full,
+        **_pitches(3 * 4 * width * shared, 3 * 4 * width * shared),
         "HAS_PARAM": score.has_param,
         "SHARED": shared,
     }
@@ -130,11 +136,15 @@ def _vectors(
     kept = {"SAVE_POSITIVE": False, "HAS_BIAS": False, "SAVE_SCORES": full}
     yield make(kernel, {**flags, **kept}, *rest)
     flags |= {"FACTORED": False, **_score("slope", score=name)}
+    # Gradients as operands: columns of one matrix, or matrices of their own.
+    pitch = 4 * width if shared else 3 * 4 * width
+    flags |= {"PITCH_G": 128}
     made = _score("vjp_col", "vjp_term", score=name)
     made |= dict.fromkeys(("ATT_SRC", "ATT_DST"), False)
     made |= {"GRAD_TERM": True, "GRAD_LOOP_TERM": True, "HAS_SHARE": full}
+    made |= {"STRIDE_OV": pitch, "STRIDE_OC": pitch}
     yield make(attention_columns.attention_columns, {**flags, **made}, *rest)
-    flags |= _score("vjp_row", "vjp_param", score=name)
+    flags |= {"STRIDE_OR": pitch, **_score("vjp_row", "vjp_param", score=name)}
     kernel = attention_rows_backward.attention_rows_backward
     yield make(kernel, {**flags, "HANDED": False}, *rest)
     terms = {"term_ptr": "*fp32", "loop_term_ptr": "*fp32"}
@@ -148,7 +158,7 @@ def _around(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     flags = {"SAVE_POSITIVE": True, "HAS_BIAS": True, "BLOCK_P": 8, **_SHAPE, **_TILE}
     yield make(attention_merge.attention_merge, flags, dtype, index)
     flags = {"ATT_SRC": True, "ATT_DST": True, "BLOCK_P": 8, **_TILE, "BLOCK_K": 1}
-    flags |= {**_SHAPE, "WIDTH": 1}
+    flags |= {**_SHAPE, "WIDTH": 1, "STRIDE_OV": 128, "STRIDE_OC": 4}
     yield make(attention_merge.columns_merge, flags, dtype, index)
     flags |= {"ATT_SRC": False, "ATT_DST": False, "WIDTH": 0}
     yield make(attention_merge.columns_merge, flags, dtype, index)
