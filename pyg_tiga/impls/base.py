@@ -13,6 +13,11 @@ from pyg_tiga.problem import Problem
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def nothing_to_say(problem: Problem) -> list[tuple[str, str]]:
+    """No notes."""
+    return []
+
+
 def always_available(problem: Problem) -> list[str]:
     """Nothing has to be installed."""
     return []
@@ -69,6 +74,7 @@ class Implementation:
         run: ``run(problem, schedule, graph, *tensors)``.
         missing: Reasons why it cannot run here at all (a package, a device).
         scheduled: Whether it takes a `Schedule`.
+        notes: What a plan says of how it runs a problem, as (field, value) pairs.
     """
 
     name: str
@@ -80,6 +86,9 @@ class Implementation:
         default=always_available, repr=False
     )
     scheduled: bool = False
+    notes: Callable[[Problem], list[tuple[str, str]]] = field(
+        default=nothing_to_say, repr=False
+    )
 
     def why_not(self, problem: Problem) -> list[str]:
         """Every reason why this implementation cannot run the problem; [] if it can."""

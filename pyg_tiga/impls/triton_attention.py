@@ -40,6 +40,8 @@ from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.csr import Grouping, WorkItems
 from pyg_tiga.relation.graph import Graph
 
+_FLOAT, _MIB = 4, 2**20  # bytes
+
 
 class RowsPass:
     """Softmax-weighted sums of values by destination, with what a backward needs.
@@ -234,6 +236,20 @@ def _forward(
         )
 
 
+def memory_notes(problem: Problem) -> list[tuple[str, str]]:
+    """What a backward finds in memory beside operands, result and their gradients."""
+    if problem.objective == "memory":
+        return [("backward", "forms scores again; nothing is kept for it")]
+    if problem.form == "additive":
+        kept = "keeps P and p, sums over edges with positive scores"
+        size = problem.num_dst * problem.features * problem.out_dtype.itemsize
+        size += problem.num_dst * problem.heads * _FLOAT
+    else:
+        kept = "hands over the scores' gradients, E H in float32"
+        size = problem.num_edges * problem.heads * _FLOAT
+    return [("backward", f"{kept}: {size / _MIB:.2f} MiB")]
+
+
 LIMITS = Limits(
     devices=("cuda", "cpu"),
     dtypes=FLOATS,
@@ -242,5 +258,12 @@ LIMITS = Limits(
 )
 
 ATTENTION = Implementation(
-    "triton", "triton", "edge_attention", LIMITS, _forward, missing, scheduled=True
+    "triton",
+    "triton",
+    "edge_attention",
+    LIMITS,
+    _forward,
+    missing,
+    scheduled=True,
+    notes=memory_notes,
 )

@@ -31,7 +31,7 @@ from pyg_tiga.impls.base import Implementation
 from pyg_tiga.impls.edge_order import EdgeOrderPass
 from pyg_tiga.impls.launch import current_stream, device_guard
 from pyg_tiga.impls.replay import column, free
-from pyg_tiga.impls.triton_attention import LIMITS
+from pyg_tiga.impls.triton_attention import LIMITS, memory_notes
 from pyg_tiga.impls.triton_spmm import missing
 from pyg_tiga.problem import Problem, Schedule
 from pyg_tiga.relation.graph import Graph
@@ -365,4 +365,5 @@ ATTENTION_BACKWARD = Implementation(
     _backward,
     missing,
     scheduled=True,
+    notes=memory_notes,
 )

@@ -39,6 +39,7 @@ class Plan:
         if self.schedule is not None:
             rows.append(("schedule", str(self.schedule)))
         rows.append(("chosen by", self.source))
+        rows.extend(self.implementation.notes(self.problem))
         for name, reasons in self.rejected.items():
             rows.extend((f"not {name}", reason) for reason in reasons)
         return rows

@@ -121,6 +121,36 @@ def test_explain_names_the_choice_and_the_refusals() -> None:
     assert "chosen by: table" in text
 
 
+@pytest.mark.parametrize(
+    ("form", "objective", "said"),
+    [
+        ("dot", "time", "E H in float32: 8.00 MiB"),
+        ("gatv2", "memory", "forms scores again"),
+        ("additive", "time", "P and p, sums over edges with positive scores: 0.58 MiB"),
+        ("additive", "memory", "forms scores again"),
+    ],
+)
+def test_explain_says_what_attention_keeps_for_its_backward(
+    form: str, objective: str, said: str
+) -> None:
+    problem = Problem(
+        op="edge_attention",
+        num_dst=1024,
+        num_src=1024,
+        num_edges=2**19,
+        features=144,
+        dtype=torch.float32,
+        out_dtype=torch.float32,
+        index_dtype=torch.int32,
+        device="cpu",
+        heads=4,
+        form=form,
+        objective=objective,
+    )
+    with planner.pin("triton"):
+        assert said in planner.plan(problem).explain()
+
+
 def test_a_plan_is_a_table_in_a_terminal() -> None:
     console = pytest.importorskip("rich.console").Console(width=100, record=True)
     console.print(planner.plan(PROBLEM))
