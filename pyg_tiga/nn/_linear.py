@@ -86,13 +86,8 @@ def reads_alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     )
 
 
-def apply_maps(
-    calls: Sequence[tuple[torch.nn.Module, Tensor]], apart: int | None = None
-) -> list[Tensor]:
+def apply_maps(calls: Sequence[tuple[torch.nn.Module, Tensor]]) -> list[Tensor]:
     """Results of maps of features ``[N, F]``, for those of the same in one step.
-
-    That of the place `apart` is to be added to others: a matrix of its own, see
-    `project`.
 
     Only gradients gain by it. Where one of the maps is not plain, all are called, so
     that who listens hears all that a call of the layer does, in its order.
@@ -108,8 +103,7 @@ def apply_maps(
         places = [i for i, (_, other) in enumerate(calls) if other is x]
         if places[0] not in found:
             maps = [(calls[i][0].weight, calls[i][0].bias) for i in places]
-            alone = [places.index(apart)] if apart in places else []
-            found.update(zip(places, project(x, maps, alone), strict=True))
+            found.update(zip(places, project(x, maps), strict=True))
     return [found[i] for i in range(len(calls))]
 
 

@@ -232,7 +232,7 @@ class GATv2Conv(DropIn, torch_geometric.nn.GATv2Conv):
         calls = [(lin_l, x_src)] if res is None else [(res, x_dst), (lin_l, x_src)]
         if not (is_shared or (x_dst is x_src and lin_r is lin_l and is_plain(lin_l))):
             calls.append((lin_r, x_dst))
-        found = apply_maps(calls, apart=None if res is None else 0)
+        found = apply_maps(calls)
         root = None if res is None else found.pop(0)
         shape = (-1, *head_shape(self))
         values = [out.view(shape) for out in found]

@@ -243,7 +243,7 @@ class TransformerConv(DropIn, torch_geometric.nn.TransformerConv):
             skip = module_of(self, "lin_skip")
             if is_plain(skip):
                 calls.append((skip, x_dst))
-        query, key, value, *root = apply_maps(calls, apart=3)
+        query, key, value, *root = apply_maps(calls)
         shape = (-1, *head_shape(self))
         parts = (query.view(shape), key.view(shape), value.view(shape))
         return (*parts, root[0] if root else None)

@@ -1,14 +1,14 @@
 """Several linear maps of the same rows, as one differentiable step.
 
-y_i = x W_i^T + b_i. The forward is one product, which reads x once; y_i are columns of
-its result. In the backward, dx is summed where its terms are formed, instead of in
+y_i = x W_i^T + b_i. The forward is one product, which reads x once; the y_i are columns
+of its result. In the backward, dx is summed where its terms are formed, instead of in
 passes of their own; and on CUDA db_i is a product, which reads dy_i faster than
 PyTorch's reduction of columns does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,19 +34,16 @@ _DEVICES = frozenset(("cuda",))
 def project(
     x: Tensor,  # [N, F_in]
     maps: Sequence[Map],
-    apart: Collection[int] = (),
 ) -> tuple[Tensor, ...]:
     """`F.linear` of all maps, each ``[N, F_out]``.
 
     Args:
         x: Features.
         maps: Weight and bias of each.
-        apart: Places of those whose results are matrices of their own: PyTorch adds
-            these to others in half the time that columns of a matrix take.
     """
     weights, biases = zip(*maps, strict=True)
     if _in_one_step(x, weights, biases):
-        return apply_function(_Project, frozenset(apart), x, *weights, *biases)
+        return apply_function(_Project, x, *weights, *biases)
     return tuple(F.linear(x, *one) for one in maps)
 
 
@@ -86,19 +83,17 @@ def _is_map(weight: Tensor, bias: Tensor | None) -> bool:
 
 class _Project(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, apart: frozenset[int], x: Tensor, *parameters: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor | None) -> tuple[Tensor, ...]:
         count = len(parameters) // 2
         weights, biases = parameters[:count], parameters[count:]
-        _, needs_x, *needs = ctx.needs_input_grad
+        needs_x, *needs = ctx.needs_input_grad
         needs_weight, needs_bias = needs[:count], needs[count:]
         ctx.set_materialize_grads(False)
         ctx.sizes = [weight.size(0) for weight in weights]
         ctx.save_for_backward(
             x if any(needs_weight) else None, *(weights if needs_x else ())
         )
-        found = _forward(x, weights, biases, apart)
+        found = _joint(x, weights, biases)
         if not needs_x:
             wanted = map(any, zip(needs_weight, needs_bias, strict=True))
             frozen = [y for y, any_of in zip(found, wanted, strict=True) if not any_of]
@@ -110,42 +105,26 @@ class _Project(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Sequence[Tensor | None]:
         # Read once: a checkpoint forms them again for it.
         x, *weights = ctx.saved_tensors
-        _, _, *needs = ctx.needs_input_grad
+        _, *needs = ctx.needs_input_grad
         count = len(grads)
         if torch.is_grad_enabled():
             blocks = [_Block((i,), grad) for i, grad in enumerate(grads)]
         else:
             blocks = _blocks(grads)
         return (
-            None,
             _grad_of_x(blocks, weights) if weights else None,
             *_grads_of_weights(blocks, x, needs[:count], ctx.sizes),
             *_grads_of_biases(blocks, needs[count:], ctx.sizes),
         )
 
 
-def _forward(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    apart: Collection[int],
-) -> tuple[Tensor, ...]:
-    """Maps by one product, if each result then begins where kernels load well."""
-    sizes = [weight.size(0) for weight in weights]
-    if any(size * x.element_size() % _ALIGNMENT for size in sizes):
-        apart = range(len(weights))
-    found = {i: F.linear(x, weights[i], biases[i]) for i in apart}
-    rest = [i for i in range(len(weights)) if i not in found]
-    if rest:
-        joint = _joint(x, [weights[i] for i in rest], [biases[i] for i in rest])
-        found.update(zip(rest, joint, strict=True))
-    return tuple(found[i] for i in range(len(weights)))
-
-
 def _joint(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
+    """All maps by one product, if each result then begins where kernels load well."""
     sizes = [weight.size(0) for weight in weights]
+    if any(size * x.element_size() % _ALIGNMENT for size in sizes):
+        return tuple(F.linear(x, *one) for one in zip(weights, biases, strict=True))
     bias = None
     if any(one is not None for one in biases):
         every = zip(weights, biases, strict=True)
