@@ -31,7 +31,7 @@ _TILE = 1024
 _ROW_EDGES = 16
 _MOST_ROW = 512
 _CHUNK = 256
-_UNITS = 2
+_UNITS = 4
 
 _NAMES = {
     "feature_dots": ("node_ptr", "feature_ptr", "out_ptr"),

@@ -206,13 +206,15 @@ def test_registers_are_bounded_by_dtype_where_tiles_are_small() -> None:
     assert list(bounds.values()) == [72, 64, 64]
 
 
-def test_registers_are_bounded_for_scores_of_numbers_alone() -> None:
-    problem = dataclasses.replace(PROBLEM, op="edge_attention", features=64, heads=8)
-    bounds = [
-        default_schedule(dataclasses.replace(problem, form=form)).registers
-        for form in ("additive", "dot", "gatv2")
-    ]
-    assert bounds == [72, 0, 0]
+@pytest.mark.parametrize("op", ["edge_attention", "edge_attention_backward"])
+@pytest.mark.parametrize("form", ["dot", "gatv2"])
+def test_registers_are_bounded_for_vectors_of_usual_heads(op: str, form: str) -> None:
+    problem = dataclasses.replace(PROBLEM, op=op, form=form, heads=4)
+    for channels, is_bounded in ((8, True), (128, True), (160, False)):
+        wide = dataclasses.replace(problem, features=4 * channels)
+        assert bool(default_schedule(wide).registers) == is_bounded
+    additive = dataclasses.replace(problem, features=64, heads=8, form="additive")
+    assert default_schedule(additive).registers in (64, 72)
 
 
 def test_scheduled_implementations_have_rules() -> None:
