@@ -1,7 +1,7 @@
 """The shipped table of schedules (`defaults.json`): the first rule that fits answers.
 
 A rule may name scores of attention, and bound the mean degree, the bytes of a feature
-row, and the bytes of one feature slice of all sources (which then stays in L2). What one
+row, and the bytes of one feature slice of all sources (which then stays in L2). What a
 program holds of a row is given in bytes, and what it loads in one step of its loop in
 bytes and in elements, of which the tighter counts; so one rule serves every dtype and
 width. Of attention, a step may also be given in pairs of an edge and a head, which are
