@@ -183,8 +183,13 @@ class AttentionBackward:
         handed, read = operands, (grad, packed)
         if self._hands_over:
             handed, read = _with_handed(operands, made, self._form.options), ()
-        param = self._of_rows(stream, handed, read, made.row)
-        return self._wanted(stream, made._replace(param=param))
+        row = made.row
+        if row is None:
+            # Not before, as the columns' pieces are gone by now.
+            form, num_dst = self._form, self._sizes[0]
+            row = _new_like(operands.row, form, form.row, num_dst)
+        param = self._of_rows(stream, handed, read, row)
+        return self._wanted(stream, made._replace(row=row, param=param))
 
     def _wanted(self, stream: Any, made: Gradients) -> Gradients:
         """Without gradients of terms that nobody wants, and where the terms stand."""
@@ -247,7 +252,7 @@ class AttentionBackward:
         return self._destinations(stream, given(walked), read, out)
 
     def _room(self, operands: Operands) -> Gradients:
-        """Room for the gradients of nodes and of terms."""
+        """Room for the gradients of sources and of terms, and what comes with it."""
         form, (num_dst, num_src, num_edges) = self._form, self._sizes
         value, col = operands.value, None
         term = loop_term = row = None
@@ -259,8 +264,6 @@ class AttentionBackward:
             of_value = value.new_empty((num_src, form.heads, form.channels))
             if not form.shared:
                 col = _new_like(operands.col, form, form.col, num_src)
-            if is_vector(form.options):
-                row = _new_like(operands.row, form, form.row, num_dst)
         if self._terms[0]:
             term = value.new_empty((num_edges, form.heads), dtype=torch.float32)
         if self._terms[1]:
