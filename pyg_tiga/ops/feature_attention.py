@@ -224,7 +224,6 @@ def _gradients(
     scored = inputs._replace(term=kept.term)
     given = (_by_rows(call), scored, grad, state, wanted, share)
     value, row, col, _, of_scores, loop_term = attention.gradients(*given)
-    sums = _multiply(graph, "feature_sums", dtype, of_scores, attr)
     of_attr = of_proj = None
     if needs[6]:
         vectors = kept.vectors
@@ -232,6 +231,10 @@ def _gradients(
             vectors = projection.of(inputs.row, scale)
         pairs = (of_scores, vectors, weights, beside)
         of_attr = _multiply(graph, "feature_spread", dtype, *pairs)
+        del pairs, vectors
+    # They are large where features are wide.
+    del beside, given, share
+    sums = _multiply(graph, "feature_sums", dtype, of_scores, attr)
     if needs[7]:
         averages = kept.sums
         if averages is None:
