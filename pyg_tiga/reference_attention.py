@@ -137,6 +137,7 @@ def vector_attention(
     att: Tensor | None = None,  # [H, K]
     *,
     scale: float,
+    normed: bool = False,
     edge_term: Tensor | None = None,  # [E, H]
     loop_term: Tensor | None = None,  # [num_loops, H]
     num_loops: int = 0,
@@ -152,13 +153,23 @@ def vector_attention(
         s_e = \langle \mathbf{a}, \mathrm{LeakyReLU}_\alpha(\mathbf{r}_i + \mathbf{c}_j)
         \rangle + t_e
 
+    With `normed`, scores are
+
+    .. math::
+        s_e = \langle \mathbf{a}, \frac{\mathbf{r}_i}{|\mathbf{r}_i|} \odot
+        \frac{\mathbf{c}_j}{|\mathbf{c}_j|} \rangle + t_e, \qquad
+        |\mathbf{x}|^2 = \langle \mathbf{x}, \mathbf{x} \rangle + \alpha
+
     Args:
         graph: The relation.
         value: Source values ``[N_src, H, C]``.
         row: Vectors of the destinations ``[N_dst, H, K]``: queries.
         col: Vectors of the sources ``[N_src, H, K]``: keys.
-        att: GATv2's vectors ``[H, K]``; without them, scores are dot products.
-        scale: Factor of the dot product, or slope of the LeakyReLU up to 0.
+        att: GATv2's vectors ``[H, K]``, or the factors of normalised products; without
+            them, scores are dot products.
+        scale: Factor of the dot product, slope of the LeakyReLU up to 0, or what is
+            added to the squares of norms.
+        normed: Whether vectors are divided by their norms.
         edge_term: Added to the scores, ``[E, H]`` in the caller's edge order.
         loop_term: As in :func:`additive_attention`, and so are all that follow.
         num_loops: Likewise.
@@ -171,7 +182,8 @@ def vector_attention(
     """
     edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
-    scores = _vector_scores(edges, row, col, att, terms, scale)  # [K, H]
+    vectors = (row, col, att)
+    scores = _vector_scores(edges, vectors, terms, scale, normed)  # [K, H]
     out, largest, total = _attend(edges, value, scores, keep, dropout)
     dtype = promoted(value, row, col, att, edge_term, loop_term)
     return out.to(dtype), largest, total
@@ -184,6 +196,7 @@ def vector_attention_weights(
     att: Tensor | None = None,  # [H, K]
     *,
     scale: float,
+    normed: bool = False,
     edge_term: Tensor | None = None,  # [E, H]
     loop_term: Tensor | None = None,  # [num_loops, H]
     num_loops: int = 0,
@@ -200,7 +213,8 @@ def vector_attention_weights(
     """
     edges = edges_of(graph, num_loops, edge_mask)
     terms = edges.pick(edge_term, loop_term)
-    scores = _vector_scores(edges, row, col, att, terms, scale)  # [K, H]
+    vectors = (row, col, att)
+    scores = _vector_scores(edges, vectors, terms, scale, normed)  # [K, H]
     dtype = promoted(row, col, att, edge_term, loop_term)
     return _every_weight(edges, scores, keep, dropout, dtype)
 
@@ -253,17 +267,28 @@ def vectors_of(edges: _Edges, row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]
     return first, col.to(real).index_select(0, edges.src)
 
 
+def normalised(x: Tensor, added: float) -> tuple[Tensor, Tensor]:
+    """Vectors over sqrt(<x, x> + added), and 1 over that, in the accumulator."""
+    x = _widen(x)
+    inverse = (x.square().sum(-1, keepdim=True) + added).rsqrt()
+    return x * inverse, inverse
+
+
 def _vector_scores(
     edges: _Edges,
-    row: Tensor,
-    col: Tensor,
-    att: Tensor | None,
+    vectors: tuple[Tensor, Tensor, Tensor | None],
     terms: Tensor | None,
     scale: float,
+    normed: bool,
 ) -> Tensor:
     """Scores [K, H]."""
+    row, col, att = vectors
+    if normed:
+        row, col = (normalised(x, scale)[0] for x in (row, col))
     first, second = vectors_of(edges, row, col)
-    if att is None:
+    if normed:
+        scores = (first * second * _widen(att)).sum(-1)
+    elif att is None:
         scores = (first * second).sum(-1) * scale
     else:
         scores = (F.leaky_relu(first + second, scale) * _widen(att)).sum(-1)

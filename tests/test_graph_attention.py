@@ -54,7 +54,7 @@ def test_gradients_of_weights(form: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("scale", [0.0, -0.7, 1.5])
 def test_any_factor_and_slope(form: str, scale: float) -> None:
     given = Given(form, UNSORTED, loops=True, biases=True)
-    name = "scale" if form == "dot" else "negative_slope"
+    name = "negative_slope" if form == "gatv2" else "scale"
     out, expected = given.out(**{name: scale}), given.dense(scale=scale)
     close(out, expected[0])
     close(given.gradients(out), given.gradients(expected[0]))
@@ -71,10 +71,11 @@ def test_the_derivative_at_zero_is_the_slope() -> None:
     close(given.gradients(out), given.gradients(given.dense()[0]))
 
 
+@pytest.mark.parametrize("form", ["dot", "dot_norm"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @EVERY_OPTION
-def test_heads_in_groups(kv_heads: int, options: dict[str, Any]) -> None:
-    given = Given("dot", UNSORTED, heads=4, kv_heads=kv_heads, **options)
+def test_heads_in_groups(kv_heads: int, form: str, options: dict[str, Any]) -> None:
+    given = Given(form, UNSORTED, heads=4, kv_heads=kv_heads, **options)
     out, expected = given.out(), given.dense()
     close(out, expected[0])
     close(given.gradients(out), given.gradients(expected[0]))
@@ -164,7 +165,7 @@ def test_dropout_has_the_right_mean(form: str) -> None:
 def test_weights_and_output_drop_the_same(form: str) -> None:
     given = Given(form, UNSORTED, loops=True, dropout=0.5)
     weights, loops = given.weights()
-    value = given.leaves["value" if form == "dot" else "x_src"]
+    value = given.leaves["x_src" if form == "gatv2" else "value"]
     src, dst = given.edge_index
     out = torch.zeros_like(given.grad)
     out = out.index_add(0, dst, weights.unsqueeze(-1) * value[src])
@@ -234,7 +235,7 @@ def test_half_precision_rounds_once(
 @EVERY_FORM
 def test_dtypes_promote(form: str) -> None:
     given = Given(form, UNSORTED, torch.float32, biases=True)
-    name = "value" if form == "dot" else "x_src"
+    name = "x_src" if form == "gatv2" else "value"
     mixed = {n: x.bfloat16() if n == name else x for n, x in given.leaves.items()}
     out = given.out(*mixed.values())
     assert out.dtype == torch.float32
@@ -297,8 +298,11 @@ def test_an_empty_width(form: str) -> None:
     given = Given(form, UNSORTED)
     first, second = [x[..., :0] for x in given.tensors()[:2]]
     edges = given.edge_index
-    if form == "dot":
-        out = functional.graph_attention(first, second, given.leaves["value"], edges)
+    if form != "gatv2":
+        value, options = given.leaves["value"], {}
+        if form == "dot_norm":
+            options = {"qk_norm": given.leaves["qk_norm"][..., :0]}
+        out = functional.graph_attention(first, second, value, edges, **options)
         assert out.shape == given.grad.shape
     else:
         att = given.leaves["att"][..., :0]

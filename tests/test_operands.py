@@ -55,6 +55,10 @@ CALLS: dict[str, tuple[Tensor, Callable[[Tensor], Tensor]]] = {
         lambda x: functional.gatv2_attention_weights(EDGES, x, x, ATT)[0],
     ),
     "dot": (VALUE, lambda x: functional.graph_attention(x, OTHER, x, EDGES)),
+    "dot_norm": (
+        VALUE,
+        lambda x: functional.graph_attention(x, OTHER, x, EDGES, qk_norm=True),
+    ),
     "dot weights": (
         VALUE,
         lambda x: functional.graph_attention_weights(x, OTHER, EDGES)[0],

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyg_tiga import _philox, functional
 from pyg_tiga.testing import Row, make_case
 
-FORMS = ("dot", "gatv2")
+FORMS = ("dot", "dot_norm", "gatv2")
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "loops": {"loops": True, "biases": True},
@@ -20,7 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "everything": {"loops": True, "biases": True, "masked": True, "dropout": 0.4},
 }
 HEADS, WIDTH, CHANNELS = 2, 3, 4
-SEED, SLOPE = 7, 0.2
+SEED, SLOPE, EPS = 7, 0.2, 1e-6
 
 
 class Given:
@@ -52,7 +52,7 @@ class Given:
             return drawn.to(device, dtype).requires_grad_()
 
         num_src, num_dst = self.size
-        if form == "dot":
+        if form != "gatv2":
             self.leaves = {
                 "query": draw(num_dst, heads, WIDTH),
                 "key": draw(num_src, kv_heads, WIDTH),
@@ -64,6 +64,8 @@ class Given:
                 "x_dst": draw(num_dst, heads, CHANNELS),
                 "att": draw(heads, CHANNELS),
             }
+        if form == "dot_norm":
+            self.leaves["qk_norm"] = draw(heads, WIDTH)
         if biases:
             self.leaves["edge_bias"] = draw(self.num_edges, heads)
         if biases and loops:
@@ -77,7 +79,7 @@ class Given:
         return tuple(self.leaves.values())
 
     def options(self, leaves: dict[str, Tensor]) -> dict[str, Any]:
-        names = ("edge_bias", "loop_bias")
+        names = ("qk_norm", "edge_bias", "loop_bias")
         return {
             **{name: leaves[name] for name in names if name in leaves},
             "self_loops": self.loops,
@@ -96,7 +98,7 @@ class Given:
         options = {**self.options(leaves), **options}
         relation = self.edge_index if relation is None else relation
         first = list(leaves.values())[:3]
-        if self.form == "dot":
+        if self.form != "gatv2":
             return functional.graph_attention(*first, relation, **options)
         return functional.gatv2_attention(relation, *first, **options)
 
@@ -107,10 +109,24 @@ class Given:
         options = {**self.options(leaves), **options}
         relation = self.edge_index if relation is None else relation
         first = list(leaves.values())
-        if self.form == "dot":
+        if self.form != "gatv2":
             call = functional.graph_attention_weights
             return call(*first[:2], relation, **options)
         return functional.gatv2_attention_weights(relation, *first[:3], **options)
+
+    def operands(
+        self, *tensors: Tensor, scale: float | None = None
+    ) -> tuple[tuple[Tensor | None, ...], float]:
+        """Value, row, col and parameter, as ops take them, and their one number."""
+        leaves = self.named(tensors)
+        first, second, third = list(leaves.values())[:3]
+        if self.form == "gatv2":
+            return (first, second, None, third), SLOPE if scale is None else scale
+        scale = WIDTH**-0.5 if scale is None else scale
+        if self.form == "dot":
+            return (third, first, second, None), scale
+        factors = leaves["qk_norm"] * (scale * WIDTH)
+        return (third, first, second, factors), WIDTH * EPS
 
     def dense(
         self, *tensors: Tensor, scale: float | None = None
@@ -152,7 +168,14 @@ class Given:
         group = self.heads // second.size(1)
         heads = torch.arange(self.heads) // group
         scale = WIDTH**-0.5 if scale is None else scale
-        product = torch.einsum("ihk,jhk->ijh", first, second[:, heads])
+        second = second[:, heads]
+        if self.form == "dot_norm":
+            first, second = (
+                x / (x.square().mean(-1, keepdim=True) + EPS).sqrt()
+                for x in (first, second)
+            )
+            first = first * leaves["qk_norm"]
+        product = torch.einsum("ihk,jhk->ijh", first, second)
         return product * scale, third[:, heads]
 
     def _slots(self) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from pyg_tiga.functional.arguments import check_dense, check_vectors
@@ -13,6 +14,7 @@ from pyg_tiga.functional.attention_arguments import (
     options_of,
 )
 from pyg_tiga.functional.edge_features import features_of
+from pyg_tiga.functional.qk_norm import check_unprojected, normalised
 from pyg_tiga.functional.relations import Relation, Size, relation_for_rows
 from pyg_tiga.ops import (
     attention,
@@ -35,6 +37,7 @@ def graph_attention(
     loop_bias: Tensor | None = None,  # [L, H]
     edge_attr: Tensor | None = None,  # [E, D]
     edge_proj: Tensor | None = None,  # [H, K, D]
+    qk_norm: bool | Tensor = False,  # [K] or [H, K]
     scale: float | None = None,
     self_loops: bool = False,
     dropout: float = 0.0,
@@ -51,7 +54,12 @@ def graph_attention(
         \qquad s_e = \alpha \langle \mathbf{q}_i, \mathbf{k}_j \rangle + b_e
 
     With features of edges, :math:`\mathbf{P} \mathbf{e}` is added to key and value of
-    each edge.
+    each edge. With `qk_norm`, queries and keys are divided by their root mean squares,
+
+    .. math::
+        s_e = \alpha \sum_k p_k
+        \frac{q_{ik}}{\sqrt{\overline{\mathbf{q}_i^2} + 10^{-6}}}
+        \frac{k_{jk}}{\sqrt{\overline{\mathbf{k}_j^2} + 10^{-6}}} + b_e
 
     From `"Masked Label Prediction: Unified Message Passing Model for Semi-Supervised
     Classification" <https://arxiv.org/abs/2009.03509>`_.
@@ -69,6 +77,10 @@ def graph_attention(
         edge_attr: Features of the edges, ``[E, D]``; implicit loops have none.
         edge_proj: What projects them, ``[H, K, D]``, with values of K channels. There
             is no tensor of E H K, but there are some of E H.
+        qk_norm: Normalise queries and keys, each head for itself, where they are read:
+            their normalised copies are never written. True, or the gains p of both
+            norms, multiplied, ``[K]`` or ``[H, K]``, which are differentiated like
+            other operands. Not together with `edge_attr` and `edge_proj`.
         scale: Factor of the dot products; ``K ** -0.5`` if absent.
         self_loops: Give each of the first L = min(N_src, N_dst) nodes one loop, in
             place of those that are stored.
@@ -106,6 +118,9 @@ def graph_attention(
         edge_bias,
         loop_bias,
     )
+    check_unprojected(qk_norm, edge_attr=edge_attr, edge_proj=edge_proj)
+    if qk_norm is not False:
+        return _attend(*normalised(call, inputs, qk_norm))
     features = features_of(call, query, edge_attr, edge_proj)
     if features is None:
         return _attend(call, inputs)
@@ -126,6 +141,7 @@ def graph_attention_weights(
     loop_bias: Tensor | None = None,  # [L, H]
     edge_attr: Tensor | None = None,  # [E, D]
     edge_proj: Tensor | None = None,  # [H, K, D]
+    qk_norm: bool | Tensor = False,  # [K] or [H, K]
     scale: float | None = None,
     self_loops: bool = False,
     dropout: float = 0.0,
@@ -155,6 +171,9 @@ def graph_attention_weights(
     _check_heads(call, query, key)
     key = _expanded(key, query.size(1))
     inputs = Inputs(key, query, None, None, edge_bias, loop_bias)
+    check_unprojected(qk_norm, edge_attr=edge_attr, edge_proj=edge_proj)
+    if qk_norm is not False:
+        return _weights(*normalised(call, inputs, qk_norm))
     features = features_of(call, query, edge_attr, edge_proj)
     if features is not None:
         inputs = feature_attention.with_terms(call, inputs, features)
@@ -301,18 +320,26 @@ def _expanded(x: Tensor, heads: int) -> Tensor:
     return x if kv_heads == heads else x.repeat_interleave(heads // kv_heads, dim=1)
 
 
-def _attend(call: Call, inputs: Inputs) -> Tensor:
+def _attend(call: Call, inputs: Inputs, dtype: torch.dtype | None = None) -> Tensor:
+    """The result, in a dtype, or in that to which the inputs promote."""
+    dtype = inputs.out_dtype() if dtype is None else dtype
     if isinstance(call.graph, Handle):
-        return vector_library.attend(call, inputs)
+        return vector_library.attend(call, inputs, dtype)
     if transformed.is_active(*inputs):
-        return attention.by_reference(call, inputs)
-    return edge_attention.attend(call, inputs, inputs.out_dtype())
+        return attention.by_reference(call, inputs).to(dtype)
+    return edge_attention.attend(call, inputs, dtype)
 
 
-def _weights(call: Call, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def _weights(
+    call: Call, inputs: Inputs, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     if isinstance(call.graph, Handle):
-        return vector_library.attention_weights(call, inputs)
-    return attention.weights(call, inputs)
+        weights, loops = vector_library.attention_weights(call, inputs)
+    else:
+        weights, loops = attention.weights(call, inputs)
+    if dtype is None:
+        return weights, loops
+    return weights.to(dtype), loops.to(dtype)
 
 
 def _check_heads(call: Call, query: Tensor, key: Tensor) -> None:

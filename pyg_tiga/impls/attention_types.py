@@ -53,12 +53,13 @@ class Options(NamedTuple):
     """The numbers of a call.
 
     Args:
-        scale: The number that the score takes: the negative slope, or the factor of a
-            dot product.
+        scale: The number that the score takes: the negative slope, the factor of a dot
+            product, or what is added to the squares of norms.
         num_loops: Implicit self-loops, of the first nodes. Above 0, stored i -> i edges
             do not take part.
         dropout: Probability of dropping a weight.
-        score: Name of the score: ``"additive"``, ``"dot"`` or ``"gatv2"``.
+        score: Name of the score: ``"additive"``, ``"dot"``, ``"dot_norm"`` or
+            ``"gatv2"``.
         gives_weights: Whether the weights are a result, too; of scores of vectors.
         by_row: Whether terms, weights, their gradients and those of terms stand in the
             order of the rows and not in the caller's; for kernels alone.

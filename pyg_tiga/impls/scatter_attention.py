@@ -53,7 +53,14 @@ def by_reference(
             graph, value, col, row, negative_slope=slope, **shared
         )
     return reference.vector_attention(
-        graph, value, row, col, param, scale=options.scale, **shared
+        graph,
+        value,
+        row,
+        col,
+        param,
+        scale=options.scale,
+        normed=options.score == "dot_norm",
+        **shared,
     )
 
 
@@ -70,6 +77,7 @@ def weights(
         operands.col,
         operands.param,
         scale=options.scale,
+        normed=options.score == "dot_norm",
         edge_term=operands.term,
         loop_term=operands.loop_term,
         num_loops=options.num_loops,

@@ -65,6 +65,32 @@ def _dot(edges: Any, parts: Parts, factor: float) -> tuple[Tensor, Pullback]:
     return _with(parts.terms, (first * second).sum(-1) * factor), pullback
 
 
+def _dot_norm(edges: Any, parts: Parts, added: float) -> tuple[Tensor, Pullback]:
+    row, to_row = _normalised(parts.row, added)
+    col, to_col = _normalised(parts.col, added)
+    first, second = reference.vectors_of(edges, row, col)  # [K, H, D]
+    factors = parts.param.to(reference.widened(parts.param.dtype))  # [H, D]
+
+    def pullback(grad: Tensor) -> ScoreGradients:
+        grads = grad.unsqueeze(-1)  # [K, H, 1]
+        scaled = grads * factors
+        grad_row, grad_col = _to_ends(edges, parts, scaled * second, scaled * first)
+        grad_factors = (grads * first * second).sum(0)
+        return ScoreGradients(grad, to_row(grad_row), to_col(grad_col), grad_factors)
+
+    return _with(parts.terms, (first * second * factors).sum(-1)), pullback
+
+
+def _normalised(x: Tensor, added: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Vectors over their norms, and what takes gradients back to the vectors."""
+    unit, inverse = reference.normalised(x, added)  # [N, H, D], [N, H, 1]
+
+    def pullback(grad: Tensor) -> Tensor:
+        return (grad - unit * (unit * grad).sum(-1, keepdim=True)) * inverse
+
+    return unit, pullback
+
+
 def _gatv2(edges: Any, parts: Parts, slope: float) -> tuple[Tensor, Pullback]:
     first, second = reference.vectors_of(edges, parts.row, parts.col)
     pre = first.add_(second)  # [K, H, D]
@@ -82,7 +108,12 @@ def _gatv2(edges: Any, parts: Parts, slope: float) -> tuple[Tensor, Pullback]:
     return _with(parts.terms, (rectified * att).sum(-1)), pullback
 
 
-_SCORES = {"additive": _additive, "dot": _dot, "gatv2": _gatv2}
+_SCORES = {
+    "additive": _additive,
+    "dot": _dot,
+    "dot_norm": _dot_norm,
+    "gatv2": _gatv2,
+}
 
 
 def sum_to(value: Tensor, index: Tensor, size: int) -> Tensor:

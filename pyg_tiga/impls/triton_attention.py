@@ -253,7 +253,7 @@ def memory_notes(problem: Problem) -> list[tuple[str, str]]:
 LIMITS = Limits(
     devices=("cuda", "cpu"),
     dtypes=FLOATS,
-    forms=("additive", "dot", "gatv2"),
+    forms=("additive", "dot", "dot_norm", "gatv2"),
     min_capability=(8, 0),
 )
 

@@ -130,6 +130,44 @@ def dot_vjp_col(grad, row, col, param, aux, scale):
 
 
 @triton.jit
+def dot_norm_parts(row, col, param, scale):
+    """Reciprocals of both norms, and the product of what they divide: [U, S, H]."""
+    r = tl.rsqrt(tl.sum(row * row, axis=3) + scale)
+    c = tl.rsqrt(tl.sum(col * col, axis=3) + scale)
+    return r, c, tl.sum(row * param * col, axis=3) * r * c
+
+
+@triton.jit
+def dot_norm_score(row, col, term, param, scale):
+    """<param, q_i k_j> / (|q_i| |k_j|) + term, with |x|^2 = <x, x> + `scale`."""
+    _, _, s = dot_norm_parts(row, col, param, scale)
+    return s + term, s + term
+
+
+@triton.jit
+def dot_norm_vjp_row(grad, row, col, param, aux, scale):
+    """By the query: (param k / |k| - s q / |q|) / |q|."""
+    r, c, s = dot_norm_parts(row, col, param, scale)
+    along = tl.expand_dims(grad * r * c, 3) * (param * col)
+    return along - tl.expand_dims(grad * s * r * r, 3) * row
+
+
+@triton.jit
+def dot_norm_vjp_col(grad, row, col, param, aux, scale):
+    """By the key: (param q / |q| - s k / |k|) / |k|."""
+    r, c, s = dot_norm_parts(row, col, param, scale)
+    along = tl.expand_dims(grad * r * c, 3) * (row * param)
+    return along - tl.expand_dims(grad * s * c * c, 3) * col
+
+
+@triton.jit
+def dot_norm_vjp_param(grad, row, col, param, aux, scale):
+    """By the parameter."""
+    r, c, _ = dot_norm_parts(row, col, param, scale)
+    return tl.expand_dims(grad * r * c, 3) * (row * col)
+
+
+@triton.jit
 def gatv2_factor(pre, param, scale):
     """The parameter times LeakyReLU's derivative, [U, S, H, K].
 
@@ -182,6 +220,18 @@ DOT = Score(
     vector=True,
 )
 
+DOT_NORM = Score(
+    load_operand,
+    load_operand,
+    dot_norm_score,
+    dot_norm_vjp_row,
+    dot_norm_vjp_col,
+    dot_norm_vjp_param,
+    same_vjp,
+    vector=True,
+    has_param=True,
+)
+
 GATV2 = Score(
     load_operand,
     load_operand,
@@ -194,4 +244,4 @@ GATV2 = Score(
     has_param=True,
 )
 
-SCORES = {"additive": ADDITIVE, "dot": DOT, "gatv2": GATV2}
+SCORES = {"additive": ADDITIVE, "dot": DOT, "dot_norm": DOT_NORM, "gatv2": GATV2}

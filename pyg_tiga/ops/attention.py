@@ -39,7 +39,7 @@ class Inputs(NamedTuple):
         row: Operand of the destinations: ``[N_dst, H]`` of the additive score, else
             vectors ``[N_dst, H, K]``.
         col: Operand of the sources, likewise; None where it is the values.
-        param: GATv2's ``att``, ``[H, K]``.
+        param: GATv2's ``att``, or the factors of normalised products, ``[H, K]``.
         term: Added to the scores of edges, ``[E, H]``.
         loop_term: Added to those of loops, ``[num_loops, H]``.
     """

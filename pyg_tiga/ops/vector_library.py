@@ -169,14 +169,15 @@ def _given(
 forward_op.register_autograd(_vjp, setup_context=_setup)
 
 
-def attend(call: Call, inputs: Inputs) -> Tensor:
+def attend(call: Call, inputs: Inputs, out_dtype: torch.dtype) -> Tensor:
     """:func:`edge_attention.attend` as one node of a compiled graph.
 
     Args:
         call: The call, of which the graph is a `Handle`.
         inputs: Its inputs.
+        out_dtype: Dtype of the result.
     """
-    return _attend(call, inputs, False, inputs.out_dtype())[0]
+    return _attend(call, inputs, False, out_dtype)[0]
 
 
 def attend_with_weights(

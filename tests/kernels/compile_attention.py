@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,6 +106,8 @@ def cases(make: Callable[..., Any], dtype: str, index: str) -> Iterator[Any]:
     yield from _around(make, dtype, index)
     for name, width, full in (("dot", 16, True), ("gatv2", 32, False)):
         yield from _vectors(make, dtype, index, name, width, full)
+    # Its gradients that are handed over are formed as those that are not.
+    yield from itertools.islice(_vectors(make, dtype, index, "dot_norm", 16, True), 3)
 
 
 def _pitches(value: int, operand: int) -> dict[str, int]:

@@ -208,5 +208,7 @@ def test_nothing_to_attend_to(
 
 
 def test_scores_say_what_they_take() -> None:
-    assert [name for name, score in SCORES.items() if score.vector] == ["dot", "gatv2"]
-    assert [name for name, score in SCORES.items() if score.has_param] == ["gatv2"]
+    vectors = [name for name, score in SCORES.items() if score.vector]
+    assert vectors == ["dot", "dot_norm", "gatv2"]
+    parameters = [name for name, score in SCORES.items() if score.has_param]
+    assert parameters == ["dot_norm", "gatv2"]

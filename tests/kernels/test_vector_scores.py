@@ -44,6 +44,8 @@ def test_every_row(
         ("dot", (2, 4, 8)),
         ("dot", (1, 7, 2)),
         ("dot", (3, 6, 1)),
+        ("dot_norm", (1, 1, 1)),
+        ("dot_norm", (3, 5, 6)),
     ],
 )
 def test_heads_channels_and_widths_of_any_size(
@@ -53,7 +55,7 @@ def test_heads_channels_and_widths_of_any_size(
     check(graph, operands, grad, options_of(score, graph, loops=True), wanted)
 
 
-@pytest.mark.parametrize("score", ["dot", "shared"])
+@pytest.mark.parametrize("score", ["dot", "dot_norm", "shared"])
 @pytest.mark.parametrize(("edges", "columns"), [(1, 64), (4, 8), (32, 64)])
 def test_tiles_of_any_size(
     edges: int, columns: int, score: str, device: torch.device
@@ -65,7 +67,7 @@ def test_tiles_of_any_size(
         check(graph, operands, grad, options, wanted, schedule)
 
 
-@pytest.mark.parametrize("score", ["dot", "shared"])
+@pytest.mark.parametrize("score", ["dot", "dot_norm", "shared"])
 def test_more_channels_than_a_program_holds(score: str, device: torch.device) -> None:
     """Slices of values, each of which needs the whole operand."""
     schedule = Schedule(rows=1, edges=4, slice=512, warps=1, chunk=8)

@@ -23,7 +23,7 @@ from pyg_tiga.testing import Row, make_case, row
 
 # Hubs of `tangled` are cut into pieces.
 SCHEDULE = Schedule(rows=2, edges=4, slice=16, warps=1, chunk=8)
-VECTORS = ("dot", "gatv2", "shared")
+VECTORS = ("dot", "dot_norm", "gatv2", "shared")
 # Gradients handed over or formed again, and with those of terms.
 HANDS_OVER, RECOMPUTES = Wanted(hands_over=True), Wanted()
 BOTH = pytest.mark.parametrize(
@@ -32,7 +32,7 @@ BOTH = pytest.mark.parametrize(
 EVERY = pytest.mark.parametrize("score", VECTORS)
 SHAPES = [row(f"no_{what}") for what in ("edges", "nodes", "sources", "destinations")]
 SHAPES += [row(name) for name in ("isolated", "duplicates")]
-SCALE = {"dot": 0.4, "gatv2": 0.2}
+SCALE = {"dot": 0.4, "dot_norm": 0.3, "gatv2": 0.2}
 
 
 def tangled(device: torch.device) -> Graph:
@@ -150,6 +150,12 @@ def formula(
     x_col = (value if shared else leaves["col"])[src]
     if options.score == "dot":
         s = (x_row * x_col).sum(-1) * options.scale
+    elif options.score == "dot_norm":
+        r, c = (
+            x / (x * x).sum(-1, keepdim=True).add(options.scale).sqrt()
+            for x in (x_row, x_col)
+        )
+        s = (r * c * leaves["param"]).sum(-1)
     else:
         pre = torch.nn.functional.leaky_relu(x_row + x_col, options.scale)
         s = (pre * leaves["param"]).sum(-1)

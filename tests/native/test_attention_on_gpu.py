@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "terms": {"terms": True},
     "terms, loops, memory": {"terms": True, "self_loops": True, "objective": "memory"},
 }
-SCORES = ("additive", "dot", "gatv2")
+SCORES = ("additive", "dot", "dot_norm", "gatv2")
 
 
 class Attention:
@@ -39,6 +39,7 @@ class Attention:
         shapes = {
             "additive": (shape, shape[:2], shape[:2]),
             "dot": (shape, shape, shape),
+            "dot_norm": (shape, shape, shape, shape[1:]),
             "gatv2": (shape, shape, shape[1:]),
         }[score]
         draw = lambda shape: torch.randn(shape, device="cuda", dtype=dtype)  # noqa: E731
@@ -55,8 +56,10 @@ class Attention:
         names = {"additive": "edge_term"}
         names = [names.get(self.score, "edge_bias")] if self.terms else []
         options = {**self.options, **dict(zip(names, self.terms, strict=True))}
-        if self.score == "dot":
-            return functional.graph_attention(*self.leaves, self.edge_index, **options)
+        if self.score.startswith("dot"):
+            tensors, gains = self.leaves[:3], self.leaves[3:]
+            options |= dict(zip(("qk_norm",), gains, strict=False))
+            return functional.graph_attention(*tensors, self.edge_index, **options)
         run = functional.gatv2_attention
         if self.score == "additive":
             run = functional.additive_attention

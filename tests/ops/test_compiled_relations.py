@@ -86,6 +86,9 @@ CALLS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "dot": lambda r, x, w: functional.graph_attention(
         heads(x), heads(x).sin(), heads(x), r, edge_bias=w.unsqueeze(1).expand(-1, 2)
     ),
+    "dot_norm": lambda r, x, w: functional.graph_attention(
+        heads(x), heads(x).sin(), heads(x), r, qk_norm=ATT
+    ),
     "features": features,
     "gatv2": lambda r, x, w: functional.gatv2_attention(r, heads(x), heads(x), ATT),
     "weights": lambda r, x, w: functional.graph_attention_weights(

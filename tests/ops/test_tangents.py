@@ -48,6 +48,9 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "dot": lambda x: functional.graph_attention(
         heads(x), heads(x).sin(), heads(x), edges(x)
     ),
+    "dot_norm": lambda x: functional.graph_attention(
+        heads(x), heads(x).sin(), heads(x), edges(x), qk_norm=ATT.to(x)
+    ),
     "features": lambda x: functional.graph_attention(
         heads(x),
         heads(x).sin(),

@@ -18,7 +18,7 @@ from pyg_tiga.impls.base import Limits
 from pyg_tiga.ops import attention, edge_attention
 from pyg_tiga.ops import vector_library as library
 from pyg_tiga.testing import Row, make_case, random_edges, row
-from tests.vector_checks import FORMS, OPTIONS, SLOPE, WIDTH, Given
+from tests.vector_checks import FORMS, OPTIONS, WIDTH, Given
 
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 EVERY_OPTION = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -41,7 +41,7 @@ def test_derivatives(form: str, options: dict[str, Any]) -> None:
 
     def of_weights(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         every = list(tensors)
-        if form == "dot":
+        if form != "gatv2":
             every.insert(2, given.leaves["value"])
         return given.weights(*every)
 
@@ -107,17 +107,12 @@ def test_implementations_keep_to_their_contract(
     """What a backward gives where keys are the values, and where they are not."""
     given = Given(form, row("self_loops"), **options)
     graph = make_case(row("self_loops")).graph()
-    first, second, third = given.tensors()[:3]
-    if form == "dot":
-        value, vectors, param = third, (first, second), None
-    else:
-        value, vectors, param = first, (second, first), third
+    made, number = given.operands()
+    value = made[0]
     terms = (given.leaves.get("edge_bias"), given.leaves.get("loop_bias"))
-    row_operand, col = vectors[0], vectors[1] if form == "dot" else None
-    inputs = attention.Inputs(value, row_operand, col, param, *terms)
+    inputs = attention.Inputs(*made, *terms)
     operands = inputs.operands(given.mask, given.seed)
-    scale = WIDTH**-0.5 if form == "dot" else SLOPE
-    asked = Options(scale, given.num_loops, given.dropout, form)
+    asked = Options(number, given.num_loops, given.dropout, form)
     call = attention.Call(graph, asked, given.mask, given.seed, "time")
     wanted = Wanted(terms[0] is not None, terms[1] is not None, True)
     with torch.no_grad():
@@ -138,7 +133,7 @@ def test_implementations_keep_to_their_contract(
     )
     expected = given.gradients(given.dense()[0])
     by_name = dict(zip(given.leaves, expected, strict=True))
-    row_name = "query" if form == "dot" else "x_dst"
+    row_name = "x_dst" if form == "gatv2" else "query"
     torch.testing.assert_close(found.row, by_name[row_name])
 
 
@@ -188,13 +183,9 @@ def relation_of(given: Given) -> tuple[Any, ...]:
 
 def arguments(given: Given) -> tuple[Any, ...]:
     """Those of the forward op."""
-    first, second, third = given.tensors()[:3]
-    if given.form == "dot":
-        vectors = (third, first, second, None)
-    else:
-        vectors = (first, second, None, third)
+    vectors, number = given.operands(scale=0.3)
     terms = (given.leaves.get("edge_bias"), given.leaves.get("loop_bias"))
-    numbers = (given.form, 0.3, given.num_loops, given.dropout)
+    numbers = (given.form, number, given.num_loops, given.dropout)
     rest = (*terms, given.mask, given.seed, *numbers, "time")
     return (*relation_of(given), *vectors, *rest)
 
@@ -310,11 +301,12 @@ def test_an_op_gives_every_gradient_though_keys_are_the_values() -> None:
 
 @EVERY_FORM
 def test_other_sizes_need_no_other_graph(form: str) -> None:
-    def loss(edges: Tensor, first: Tensor, second: Tensor, third: Tensor) -> Tensor:
-        if form == "dot":
-            out = functional.graph_attention(first, second, third, edges)
+    def loss(edges: Tensor, *tensors: Tensor) -> Tensor:
+        if form == "gatv2":
+            out = functional.gatv2_attention(edges, *tensors)
         else:
-            out = functional.gatv2_attention(edges, first, second, third)
+            options = {"qk_norm": tensors[3]} if form == "dot_norm" else {}
+            out = functional.graph_attention(*tensors[:3], edges, **options)
         return out.square().sum()
 
     call = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -215,6 +215,9 @@ def test_registers_are_bounded_for_vectors_of_usual_heads(op: str, form: str) ->
         assert bool(default_schedule(wide).registers) == is_bounded
     additive = dataclasses.replace(problem, features=64, heads=8, form="additive")
     assert default_schedule(additive).registers in (64, 72)
+    # A norm of every gathered row takes registers of its own.
+    normed = dataclasses.replace(problem, features=64, heads=8, form="dot_norm")
+    assert default_schedule(normed).registers == 0
 
 
 def test_scheduled_implementations_have_rules() -> None:
