@@ -37,12 +37,10 @@ not been run are left out.
 `loaded-host` is a run of an earlier commit on a machine whose host was busy with other
 work: PyG's own layer took it 2.9 times the host time of the runs beside it. What the
 device bounds is comparable there, and what the host bounds is not: so much a busy host
-takes away. `again` is a run of a later commit with the same kernels, on another
-host: steps of half a millisecond wait for it, and one cell of arxiv misses its bound,
-though others are faster than before.
+takes away.
 
-`edge_attention` was measured before edge features had the kernels that they have now;
-one gradient of theirs was wrong then (note `wrong`), and is tested now.
+The run of `edge_attention` ended at its time limit before its last cells: dot products on
+products at 4x32 in training and in half precision.
 
 To measure again: `python -m benchmarks.run --all` on the device, where
 `benchmarks/setup_peers.sh` installs turbo_gnn and anemoi-models before.
