@@ -39,8 +39,8 @@ work: PyG's own layer took it 2.9 times the host time of the runs beside it. Wha
 device bounds is comparable there, and what the host bounds is not: so much a busy host
 takes away.
 
-The run of `edge_attention` ended at its time limit before its last cells: dot products on
-products at 4x32 in training and in half precision.
+The run of `edge_attention` ended at its time limit before its last cells: dot products
+on products at 4x32 in training and in half precision.
 
 To measure again: `python -m benchmarks.run --all` on the device, where
 `benchmarks/setup_peers.sh` installs turbo_gnn and anemoi-models before.
