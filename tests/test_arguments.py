@@ -157,7 +157,7 @@ def test_the_mean_of_integers_is_a_fraction():
 def test_sizes_that_equal_integers(size):
     functional.spmm(EDGES, X)
     for _ in range(2):
-        with pytest.raises(TypeError, match=r"'num_(src|dst)' must be an integer"):
+        with pytest.raises(TypeError, match=r"'size\[[01]\]' must be an integer"):
             functional.spmm(EDGES, X, size=size)
 
 

@@ -210,6 +210,35 @@ def test_bad_features(change: dict[str, Any], message: str) -> None:
         graph_attention(query, key, value, given.edge_index, **arguments)
 
 
+@pytest.mark.parametrize("name", ["edge_attr", "edge_proj"])
+@pytest.mark.parametrize("value", [[[1.0]], 2, "x", torch.ones(2, 2).to_sparse()])
+def test_features_that_are_no_dense_tensors(name: str, value: Any) -> None:
+    given = Given("more_sources")
+    query, key, value_, attr, proj = given.leaves
+    rest = {"edge_attr": attr, "edge_proj": proj, "size": given.size, name: value}
+    with pytest.raises(TypeError, match=f"'{name}' must be a dense tensor"):
+        graph_attention(query, key, value_, given.edge_index, **rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_have_the_dtype_to_which_operands_promote(dtype: torch.dtype) -> None:
+    given = Given("more_sources")
+    query, key, _, attr, proj = [x.detach().to(dtype) for x in given.leaves]
+    found = graph_attention_weights(
+        query, key, given.edge_index, edge_attr=attr, edge_proj=proj, size=given.size
+    )
+    assert [x.dtype for x in found] == [dtype, dtype]
+    found = graph_attention_weights(
+        query,
+        key,
+        given.edge_index,
+        edge_attr=attr.float(),
+        edge_proj=proj,
+        size=given.size,
+    )
+    assert found[0].dtype is torch.float32
+
+
 def test_values_of_another_width() -> None:
     given = Given("more_sources")
     query, key, value, attr, proj = given.leaves

@@ -74,6 +74,10 @@ GATV2_ERRORS = {
         {"att": torch.ones(1, 2, CHANNELS)},
         r"'att' must have shape \[2, 4\] \(got \[1, 2, 4\]\)",
     ),
+    "att of integers": (
+        {"att": torch.ones(2, CHANNELS, dtype=torch.int64)},
+        r"'att' must be a floating point tensor \(got 'torch.int64'\)",
+    ),
 }
 COMMON_ERRORS = {
     "edge_bias": (
@@ -98,6 +102,16 @@ COMMON_ERRORS = {
         r"'seed' must be one int64 on cpu \(got torch.int64 of shape \[2\] on cpu\)",
     ),
     "size": ({"size": (35,)}, r"'size' must be a pair .* \(got \(35,\)\)"),
+    "a negative size": ({"size": (-1, 8)}, r"'size\[0\]' must not be negative"),
+    "a vast size": ({"size": (35, 10**20)}, r"'size\[1\]' must be below 2 \*\* 63"),
+    "complex biases": (
+        {"edge_bias": torch.ones(120, 2, dtype=torch.complex64)},
+        r"'edge_bias' must be a floating point tensor \(got 'torch.complex64'\)",
+    ),
+    "biases of integers": (
+        {"loop_bias": torch.ones(8, 2, dtype=torch.int64), "self_loops": True},
+        r"'loop_bias' must be a floating point tensor \(got 'torch.int64'\)",
+    ),
 }
 ERRORS = [
     pytest.param(form, *error, id=f"{form}-{name}")

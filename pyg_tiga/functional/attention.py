@@ -9,6 +9,7 @@ from torch import Tensor
 from pyg_tiga import reference_attention as reference
 from pyg_tiga.functional.arguments import check_scores, check_vectors
 from pyg_tiga.functional.attention_arguments import (
+    check_numbers,
     check_shape,
     check_terms,
     options_of,
@@ -271,7 +272,7 @@ def _check_gat(
     """Check nodes and the vectors of their scores, which kernels read unchecked."""
     shape = tuple(x_src.shape[1:])
     check_shape("x_src", x_src, (related.num_src, *shape), x_src)
-    check_shape("att_src", att_src, shape, x_src)
+    check_numbers("att_src", att_src, shape, x_src)
     if (x_dst is None) != (att_dst is None):
         missing = "x_dst" if x_dst is None else "att_dst"
         raise ValueError(
@@ -279,4 +280,4 @@ def _check_gat(
         )
     if x_dst is not None:
         check_shape("x_dst", x_dst, (related.num_dst, *shape), x_src)
-        check_shape("att_dst", att_dst, shape, x_src)
+        check_numbers("att_dst", att_dst, shape, x_src)

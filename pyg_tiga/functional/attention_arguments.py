@@ -80,13 +80,22 @@ def check_terms(
         return
     heads = x.size(1)
     if terms[0] is not None:
-        check_shape(names[0], terms[0], (related.num_edges, heads), x)
+        check_numbers(names[0], terms[0], (related.num_edges, heads), x)
     if terms[1] is not None:
-        check_shape(names[1], terms[1], (options.num_loops, heads), x)
+        check_numbers(names[1], terms[1], (options.num_loops, heads), x)
     if edge_mask is not None:
         check_shape("edge_mask", edge_mask, (related.num_edges,), x)
         if edge_mask.dtype != torch.bool:
             raise ValueError(f"'edge_mask' must be bool (got {edge_mask.dtype})")
+
+
+def check_numbers(name: str, value: Tensor, shape: tuple[int, ...], x: Tensor) -> None:
+    """Hold an argument to floating point numbers of a shape, on the device of `x`."""
+    check_shape(name, value, shape, x)
+    if not value.is_floating_point():
+        raise ValueError(
+            f"'{name}' must be a floating point tensor (got '{value.dtype}')"
+        )
 
 
 def check_shape(name: str, value: Tensor, shape: tuple[int, ...], x: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from pyg_tiga.functional.arguments import check_dense
 from pyg_tiga.ops.attention import Call
 from pyg_tiga.ops.feature_attention import Features
 
@@ -14,6 +15,7 @@ def features_of(
     """The features of a call, checked.
 
     Raises:
+        TypeError: One is no dense tensor.
         ValueError: One without the other, or a shape, dtype or device that is wrong.
     """
     if attr is None and proj is None:
@@ -25,6 +27,7 @@ def features_of(
         )
     heads, width = query.shape[1:]
     for name, x, dims in (("edge_attr", attr, 2), ("edge_proj", proj, 3)):
+        check_dense(name, x)
         if x.dim() != dims or not x.is_floating_point():
             raise ValueError(
                 f"'{name}' must be a floating point tensor of {dims} dimensions (got "

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyg_tiga import reference_attention as reference
 from pyg_tiga.functional.arguments import check_dense, check_vectors
 from pyg_tiga.functional.attention_arguments import (
+    check_numbers,
     check_shape,
     check_terms,
     options_of,
@@ -175,9 +177,10 @@ def graph_attention_weights(
     if qk_norm is not False:
         return _weights(*normalised(call, inputs, qk_norm))
     features = features_of(call, query, edge_attr, edge_proj)
-    if features is not None:
-        inputs = feature_attention.with_terms(call, inputs, features)
-    return _weights(call, inputs)
+    if features is None:
+        return _weights(call, inputs)
+    dtype = reference.promoted(*inputs, *features)
+    return _weights(call, feature_attention.with_terms(call, inputs, features), dtype)
 
 
 def gatv2_attention(
@@ -360,4 +363,4 @@ def _check_gatv2(call: Call, x_src: Tensor, x_dst: Tensor, att: Tensor) -> None:
     shape = tuple(x_src.shape[1:])
     check_shape("x_src", x_src, (call.graph.num_src, *shape), x_dst)
     check_shape("x_dst", x_dst, (call.graph.num_dst, *shape), x_dst)
-    check_shape("att", att, shape, x_dst)
+    check_numbers("att", att, shape, x_dst)

@@ -208,12 +208,11 @@ def sizes_of(num_src: int, size: Size, num_dst: int | None = None) -> tuple[int,
     if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
         raise ValueError(f"'size' must be a pair (num_src, num_dst) (got {size!r})")
     first, second = size if size is not None else (None, None)
-    num_src = num_src if first is None else _count("num_src", first)
-    return num_src, num_src if second is None else _count("num_dst", second)
+    num_src = num_src if first is None else _count("size[0]", first)
+    return num_src, num_src if second is None else _count("size[1]", second)
 
 
 def _count(name: str, value: Any) -> int:
     """A number of nodes, which the memo could take for another that equals it."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return value  # As it is: converted, a symbolic one would become a constant.
-    return size_of(value, name)
+    # A symbolic one stays as it is: converted, it would become a constant.
+    return value if isinstance(value, torch.SymInt) else size_of(value, name)

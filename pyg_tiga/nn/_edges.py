@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from pyg_tiga.nn._inputs import (
+    INT_DTYPES,
     SOURCE_TO_TARGET,
     check_own_size,
     is_edge_list,
     is_sparse_tensor,
+    no_integers,
     size_of,
 )
 from pyg_tiga.relation.graph import Graph
@@ -50,7 +52,8 @@ def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
     CPU have accepted int32 and then read gradients from wrong places.
 
     Raises:
-        ValueError: A size that is not that of the graph.
+        ValueError: A size that is not that of the graph, or an edge list that does not
+            hold integers.
     """
     if isinstance(edge_index, Graph):
         graph = edge_index
@@ -62,6 +65,8 @@ def for_parent(edge_index: Any, size: Any) -> tuple[Any, Any]:
         value = value if rows.perm is None else value.index_select(0, rows.perm)
         return _compressed(torch.sparse_csr, rows.ptr, rows.index, value, own[::-1])
     if is_edge_list(edge_index):
+        if edge_index.dtype not in INT_DTYPES:
+            raise no_integers(edge_index)
         return _wide(edge_index), size
     if isinstance(edge_index, Tensor):
         return _with_wide_indices(edge_index), size

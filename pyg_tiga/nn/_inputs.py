@@ -123,15 +123,20 @@ def check_edges(edge_index: Any) -> None:
             f"'pyg_tiga.Graph' (got '{type(edge_index).__name__}')"
         )
     if edge_index.dtype not in INT_DTYPES:
-        raise ValueError(
-            f"'edge_index' must hold integers (got '{edge_index.dtype}'). Convert it "
-            f"with 'edge_index.long()'"
-        )
+        raise no_integers(edge_index)
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise ValueError(
             f"'edge_index' must have shape [2, num_edges] (got "
             f"{list(edge_index.shape)})"
         )
+
+
+def no_integers(edge_index: Tensor) -> ValueError:
+    """The error of an edge list of another dtype."""
+    return ValueError(
+        f"'edge_index' must hold integers (got '{edge_index.dtype}'). Convert it with "
+        f"'edge_index.long()'"
+    )
 
 
 def reads_size(edge_index: Any) -> bool:

@@ -30,6 +30,14 @@ class Call(NamedTuple):
     seed: Tensor | None
     objective: str
 
+    def drawn(self) -> tuple[Tensor | None, Tensor | None]:
+        """The tensors that have no gradient; a backward must find them as they were."""
+        return self.mask, self.seed
+
+    def bare(self) -> Call:
+        """The call without them."""
+        return self._replace(mask=None, seed=None)
+
 
 class Inputs(NamedTuple):
     """What a call can be differentiated by.

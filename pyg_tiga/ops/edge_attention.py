@@ -18,6 +18,7 @@ from pyg_tiga.ops.attention import Call, Inputs
 from pyg_tiga.ops.attention_run import Run, find_run
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import apply_function, wants_grad
+from pyg_tiga.ops.keeping import Watched
 
 
 class _Attention(torch.autograd.Function):
@@ -42,11 +43,12 @@ class _Attention(torch.autograd.Function):
         else:
             positive = reads_value and attention.keeps_positive(call, any(needs[4:]))
             state = attention.forward(call, inputs, out_dtype, positive)
-        ctx.call, ctx.value_like = call, attention.like(value)
-        kept = (*inputs, *state)
+        ctx.call, ctx.value_like = call.bare(), attention.like(value)
+        ctx.watched = Watched(state.out)
+        kept = (*inputs, state.out.data, *state[1:])
         if not reads_value:
             kept = (None, *inputs[1:], None, *state[1:5], None)
-        ctx.save_for_backward(*kept)
+        ctx.save_for_backward(*kept, *call.drawn())
         return state.out if state.weights is None else (state.out, state.weights)
 
     @staticmethod
@@ -55,15 +57,20 @@ class _Attention(torch.autograd.Function):
         ctx: Any, grad: Tensor, share: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:
         # Read once: a checkpoint forms them again for it.
-        value, *inputs, out, m, total, positive, plus, weight = ctx.saved_tensors
+        value, *inputs, mask, seed = ctx.saved_tensors
+        *inputs, out, m, total, positive, plus, weight = inputs
+        call = ctx.call._replace(mask=mask, seed=seed)
         inputs = Inputs(attention.present(value, ctx.value_like), *inputs)
         share = None if weight is None else share
         if torch.is_grad_enabled():
-            found = _twice(ctx.call, inputs, grad, _needs(ctx), share)
+            found = _twice(call, inputs, grad, _needs(ctx), share)
         else:
+            if out is not None and ctx.watched.is_edited():
+                again = attention.forward(call, inputs, out.dtype, plus is not None)
+                out = again.out
             out = attention.present(out, attention.like(grad))
             state = State(out, m, total, positive, plus, weight)
-            found = _gradients(ctx.call, inputs, grad, state, _needs(ctx), share)
+            found = _gradients(call, inputs, grad, state, _needs(ctx), share)
         return (*found, None, None, None)
 
 

@@ -28,6 +28,7 @@ from pyg_tiga.ops.attention import Call, Inputs
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.ops.edge_features import product
+from pyg_tiga.ops.keeping import Watched
 from pyg_tiga.ops.library import Handle
 
 _multiply = partial(multiply, by_row=True)
@@ -174,15 +175,18 @@ class _FeatureAttention(torch.autograd.Function):
     ) -> Tensor:
         inputs = Inputs(value, row, col, param, term, loop_term)
         kept = _forward(call, inputs, Features(attr, proj))
-        ctx.call = call
-        ctx.save_for_backward(value, row, col, term, loop_term, attr, proj, *kept)
+        ctx.call, ctx.watched = call.bare(), Watched(kept.out)
+        given = (value, row, col, term, loop_term, attr, proj)
+        ctx.save_for_backward(*given, kept.out.data, *kept[1:], *call.drawn())
         return kept.out
 
     @staticmethod
     @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        call, needs = ctx.call, ctx.needs_input_grad
+        needs = ctx.needs_input_grad
         value, row, col, term, loop_term, attr, proj, *kept = ctx.saved_tensors
+        *kept, mask, seed = kept
+        call = ctx.call._replace(mask=mask, seed=seed)
         inputs = (value, row, col, None, term, loop_term, attr, proj)
         if torch.is_grad_enabled():
             return (*_differentiable(call, inputs, grad, needs), None)
@@ -190,10 +194,10 @@ class _FeatureAttention(torch.autograd.Function):
             with torch.enable_grad():
                 found = _differentiable(call, inputs, grad, needs)
             return (*[None if x is None else x.detach() for x in found], None)
-        found = _gradients(
-            call, Inputs(*inputs[:6]), Features(attr, proj), grad, _Kept(*kept), needs
-        )
-        return (*found, None)
+        kept, given = _Kept(*kept), (Inputs(*inputs[:6]), Features(attr, proj))
+        if ctx.watched.is_edited():
+            kept = kept._replace(out=_forward(call, *given).out)
+        return (*_gradients(call, *given, grad, kept, needs), None)
 
 
 def _differentiable(

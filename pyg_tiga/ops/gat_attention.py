@@ -24,7 +24,7 @@ from pyg_tiga.ops.attention import (
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.eager import apply_function, wants_grad
 from pyg_tiga.ops.edge_attention import attend
-from pyg_tiga.ops.keeping import Reads, anchor_of, kept_of
+from pyg_tiga.ops.keeping import Reads, Watched, anchor_of, kept_of
 
 
 class _Kept(NamedTuple):
@@ -71,28 +71,43 @@ class _GatAttention(torch.autograd.Function):
         needs = ctx.needs_input_grad
         positive = any(needs) and keeps_positive(call, needs[4] or needs[5])
         state = forward(call, inputs, out_dtype, positive)
-        ctx.call, ctx.same, ctx.anchors = call, same, anchors
+        ctx.call, ctx.same, ctx.anchors = call.bare(), same, anchors
+        ctx.watched = Watched(state.out)
         ctx.dtypes = [x if x is None else x.dtype for x in (x_dst, att_src, att_dst)]
         nodes = (x_src, x_dst, att_src, att_dst)
         nodes = kept_of(nodes, _READS[same], needs)
         rest = (alpha_src, alpha_dst, term, loop_term)
-        ctx.save_for_backward(*nodes, *rest, *state)
+        kept = (*nodes, *rest, state.out.data, *state[1:])
+        ctx.save_for_backward(*kept, *call.drawn())
         return state.out
 
     @staticmethod
     @batchable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
+        *saved, mask, seed = ctx.saved_tensors
+        call = ctx.call._replace(mask=mask, seed=seed)
         kept, state = _Kept(*saved[:8]), State(*saved[8:])
-        form = _gat_twice if torch.is_grad_enabled() else _gat_gradients
-        found = form(ctx, kept, state, grad)
+        if torch.is_grad_enabled():
+            found = _gat_twice(ctx, call, kept, grad)
+        else:
+            if ctx.watched.is_edited():
+                state = _formed_again(call, kept, state)
+            found = _gat_gradients(ctx, call, kept, state, grad)
         return (*found, None, None, None)
 
 
+def _formed_again(call: Call, kept: _Kept, state: State) -> State:
+    """The state with its result as it was."""
+    scores = (kept.alpha_dst, kept.alpha_src, None, kept.term, kept.loop_term)
+    inputs, positive = Inputs(kept.x_src, *scores), state.positive is not None
+    again = forward(call, inputs, state.out.dtype, positive)
+    return state._replace(out=again.out)
+
+
 def _gat_gradients(
-    ctx: Any, kept: _Kept, state: State, grad: Tensor
+    ctx: Any, call: Call, kept: _Kept, state: State, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    call, needs, same = ctx.call, ctx.needs_input_grad, ctx.same
+    needs, same = ctx.needs_input_grad, ctx.same
     x_src, x_dst, att_src, att_dst, alpha_src, alpha_dst, term, loop_term = kept
     operands = Operands(
         x_src, alpha_dst, alpha_src, term, loop_term, call.mask, call.seed
@@ -131,7 +146,7 @@ def _gat_gradients(
 
 
 def _gat_twice(
-    ctx: Any, kept: _Kept, state: State, grad: Tensor
+    ctx: Any, call: Call, kept: _Kept, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again: those of the steps one by one."""
     needs, same, dtypes = ctx.needs_input_grad, ctx.same, ctx.dtypes
@@ -146,7 +161,7 @@ def _gat_twice(
     terms = (kept.term, kept.loop_term)
     inputs = Inputs(*aliased((x_src, alpha_dst, alpha_src, None, *terms)))
     wanted = tuple(x is not None and x.requires_grad for x in inputs)
-    out = by_reference(ctx.call, inputs)
+    out = by_reference(call, inputs)
     of_value, of_dst, of_src, _, *terms = differentiate(out, inputs, grad, wanted)
     grad_src = of_value
     if needs[0]:

@@ -26,7 +26,7 @@ from pyg_tiga.ops import attention
 from pyg_tiga.ops.batched import batchable
 from pyg_tiga.ops.bodies import remember_plan
 from pyg_tiga.ops.eager import apply_function, wants_grad
-from pyg_tiga.ops.keeping import Reads, anchor_of, kept_of
+from pyg_tiga.ops.keeping import Reads, Watched, anchor_of, kept_of
 from pyg_tiga.ops.nodes import Absent, make_formula, run_as_node
 from pyg_tiga.planner import Plan, pinned
 from pyg_tiga.relation.graph import Graph
@@ -39,7 +39,6 @@ _NUM_WANTED = 5
 # only the bias has a gradient: places among what may be kept (`_Kept`).
 _ATTENTION = (2, 3, 5, 6, 7, 8, 9)
 _RESULT = (6, 7, 8)
-_NO_DATA: dict[torch.device, Tensor] = {}
 
 
 class Weights(NamedTuple):
@@ -220,18 +219,16 @@ class _GatLayer(torch.autograd.Function):
         graph, run, _ = owner
         out, formed, *kept = _forward(graph, run, x, weights, seed)
         ctx.owner = owner
-        ctx.witness = None
+        ctx.watched = None
         if formed is out:
-            ctx.witness, ctx.version = _witness(out), out._version
-            # An alias, of which autograd does not ask that it stays as it is.
-            formed = out.data
+            ctx.watched, formed = Watched(out), out.data
         tensors, needs = (x, *weights, seed, formed, *kept), ctx.needs_input_grad
         ctx.save_for_backward(*kept_of(tensors, run.reads, needs))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.edited = ctx.witness is not None and ctx.witness._version != ctx.version
+        ctx.edited = ctx.watched is not None and ctx.watched.is_edited()
         return (*_gradients(ctx, grad), None, None)
 
 
@@ -290,16 +287,6 @@ def _backward(
     found = backward.run(grad, *rest, *state)
     state.clear()
     return backward, found
-
-
-def _witness(out: Tensor) -> Tensor:
-    """A tensor that counts the edits of `out` without keeping its memory."""
-    witness = out.detach()
-    empty = _NO_DATA.get(out.device)
-    if empty is None:
-        empty = _NO_DATA[out.device] = torch.empty(0, device=out.device)
-    witness.data = empty
-    return witness
 
 
 def _formed_again(ctx: Any, kept: _Kept) -> Tensor:

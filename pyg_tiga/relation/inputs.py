@@ -25,6 +25,7 @@ from pyg_tiga.relation.origin import copied, origin_of
 
 Flow = Literal["source_to_target", "target_to_source"]
 
+_MOST_NODES = 2**63 - 1
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _BY = {"row": COO_BY_ROW, "col": COO_BY_COL}
 _UNSUPPORTED = (
@@ -181,6 +182,8 @@ def size_of(value: int, name: str) -> int:
         raise TypeError(f"'{name}' must be an integer (got {value!r})") from None
     if size < 0:
         raise ValueError(f"'{name}' must not be negative (got {size})")
+    if size > _MOST_NODES:
+        raise ValueError(f"'{name}' must be below 2 ** 63 (got {size})")
     return size
 
 
