@@ -214,5 +214,8 @@ def sizes_of(num_src: int, size: Size, num_dst: int | None = None) -> tuple[int,
 
 def _count(name: str, value: Any) -> int:
     """A number of nodes, which the memo could take for another that equals it."""
-    # A symbolic one stays as it is: converted, it would become a constant.
-    return value if isinstance(value, torch.SymInt) else size_of(value, name)
+    is_number = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    if is_number and (torch.compiler.is_compiling() or isinstance(value, torch.SymInt)):
+        # As it is: a symbolic one would become a constant, or have a guard on it.
+        return value
+    return size_of(value, name)
