@@ -156,7 +156,7 @@ class AttentionBackward:
         packed, grad_row = self._packed(stream, grad, operands, state)
         if self._destinations is not None:
             grad_row = packed.new_empty((self._sizes[0], self._form.heads))
-            self._of_rows(stream, operands, (grad, packed), grad_row)
+            self._destinations(stream, given(operands), (grad, packed), grad_row)
         passed = att if self._sums is None else (att[0], None)
         made = self._of_columns(stream, grad, operands, packed, grad_row, passed)
         if self._sums is not None:
@@ -188,7 +188,7 @@ class AttentionBackward:
             # Not before, as the columns' pieces are gone by now.
             form, num_dst = self._form, self._sizes[0]
             row = _new_like(operands.row, form, form.row, num_dst)
-        param = self._of_rows(stream, handed, read, row)
+        param = self._destinations(stream, given(handed), read, row)
         return self._wanted(stream, made._replace(row=row, param=param))
 
     def _wanted(self, stream: Any, made: Gradients) -> Gradients:
@@ -236,20 +236,6 @@ class AttentionBackward:
             given(used),
         )
         return made
-
-    def _of_rows(
-        self,
-        stream: Any,
-        walked: Operands,
-        read: tuple[Tensor, ...],
-        out: Tensor,
-    ) -> Tensor | None:
-        """Gradients of the destinations' operand, and of the score's parameter.
-
-        Reads the result's gradient and what was packed or, without these, gradients of
-        scores in place of the terms.
-        """
-        return self._destinations(stream, given(walked), read, out)
 
     def _room(self, operands: Operands) -> Gradients:
         """Room for the gradients of sources and of terms, and what comes with it."""

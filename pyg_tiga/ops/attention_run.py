@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_tiga.impls.attention_launch import form_of, is_vector, laid_out, operand_of
+from pyg_tiga.impls.attention_launch import (
+    form_of,
+    found,
+    is_vector,
+    laid_out,
+    operand_of,
+)
 from pyg_tiga.impls.attention_types import Gradients, Operands, State, Wanted
 from pyg_tiga.impls.launch import device_guard, is_current
 from pyg_tiga.impls.replay import Recorded, Replay
@@ -106,13 +112,14 @@ class Run:
         """The backward for a gradient of this form."""
         cotangent = operand_of(grad)
         key = (cotangent, needs, objective)
-        found = self._backwards.get(key)
-        if found is None:
+        known = self._backwards.get(key)
+        if known is None:
             wanted = Wanted(needs[4], needs[5], objective != "memory")
             made = (self._schedule, self._form, cotangent, Kind(wanted, self.positive))
-            backward = AttentionBackward(graph, *made)
-            found = self._backwards[key] = _Backward(backward, self._operands, needs)
-        return found
+            # The very one that forms gradients from Python.
+            backward = found(graph, ("backward", *made), AttentionBackward)
+            known = self._backwards[key] = _Backward(backward, self._operands, needs)
+        return known
 
 
 class _Backward:
